@@ -1,0 +1,191 @@
+"""The contract: every hook, its parameters, and what an implementation owes its caller.
+
+This is the only place where a hook is defined. A plugin marks its methods with
+:data:`sconv.hookimpl`; the names and the parameters must be the ones below, without defaults:
+defaults live on :class:`sconv.Backend`, and an implementation receives every argument.
+
+Shapes use B for the rows of a batch, T for its packed tokens, D for the channels of one stream, K
+for the kernel width and dtn for the draft tokens of a row in a verify step. "In graph" means
+recorded once and replayed: no host sync, no allocation that outlives the call, no shape that
+depends on data. "Out of graph" means run by the host before every replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import pluggy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .batch import ForwardBatch
+    from .metadata import ShortConvMetadata
+    from .plugin import BackendInfo
+
+__all__ = [
+    "CONTRACT_VERSION",
+    "MUST_USE",
+    "OPTIONAL_HOOKS",
+    "PROJECT_NAME",
+    "DiscoverySpec",
+    "StepSpec",
+    "hookimpl",
+    "hookspec",
+]
+
+PROJECT_NAME: Final = "sconv"
+
+#: (major, minor) of this file. A changed or removed parameter raises major; a new optional hook, minor.
+CONTRACT_VERSION: Final = (1, 0)
+
+hookspec: Final = pluggy.HookspecMarker(PROJECT_NAME)
+hookimpl: Final = pluggy.HookimplMarker(PROJECT_NAME)
+
+#: Parameters that an implementation must read. Accepting and dropping one commits the wrong slots
+#: without a word, so it is refused at load like a missing parameter.
+MUST_USE: Final[dict[str, tuple[str, ...]]] = {
+    "update_mamba_state_after_mtp_verify": ("last_correct_step_indices", "req_pool_indices"),
+}
+
+#: Hooks that a backend may leave out; :class:`sconv.Backend` has the default.
+OPTIONAL_HOOKS: Final = frozenset({"short_conv_group", "warmup"})
+
+
+class DiscoverySpec:
+    """What the object behind a ``sconv.backends`` entry point implements."""
+
+    @hookspec(firstresult=True)
+    def sconv_backend(self) -> BackendInfo:  # type: ignore[empty-body]
+        """Describe the backend.
+
+        Called at discovery, in a process that may have neither torch nor the hardware. It must not
+        import an accelerator library, and neither must its module at the top.
+        """
+
+
+class StepSpec:
+    """What the object that ``BackendInfo.factory`` returns implements.
+
+    That object also has the attributes ``pool`` (a :class:`sconv.ConvStatePool`) and
+    ``forward_metadata`` (readable and writable).
+    """
+
+    @hookspec(firstresult=True)
+    def init_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        """Size every static buffer. Out of graph, once, before any capture.
+
+        Args:
+            max_bs: Most rows of any captured batch, padding included.
+            max_num_tokens: Most packed tokens of any captured batch.
+
+        Raises:
+            sconv.GraphBufferError: It was called before with smaller sizes. A captured buffer never
+                moves, so it cannot grow.
+        """
+
+    @hookspec(firstresult=True)
+    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        """Prepare an eager step: the out-of-graph part, then the in-graph part, in fresh tensors."""
+
+    @hookspec(firstresult=True)
+    def init_forward_metadata_out_graph(self, forward_batch: ForwardBatch, in_capture: bool) -> None:
+        """Host part of a step that is captured or replayed. May sync, allocate and branch.
+
+        Args:
+            forward_batch: The padded batch.
+            in_capture: True when the call precedes a capture instead of a replay.
+        """
+
+    @hookspec(firstresult=True)
+    def init_forward_metadata_in_graph(self, forward_batch: ForwardBatch) -> None:
+        """Recordable part: fill the static buffers of ``init_graph_state`` for this batch. In graph.
+
+        Two calls with one batch size leave every metadata tensor at the same address.
+
+        Raises:
+            sconv.GraphBufferError: The batch is larger than the buffers.
+        """
+
+    @hookspec(firstresult=True)
+    def conv_state_metadata(  # type: ignore[empty-body]
+        self, layer_id: int, forward_batch: ForwardBatch
+    ) -> ShortConvMetadata:
+        """Return the step's metadata: a pure read, the same object for every layer of the step.
+
+        Raises:
+            sconv.MetadataError: The step was not prepared.
+        """
+
+    @hookspec(firstresult=True)
+    def short_conv(  # type: ignore[empty-body]
+        self,
+        x: Tensor,
+        weight: Tensor,
+        layer_id: int,
+        stream: str,
+        forward_batch: ForwardBatch,
+        bias: Tensor | None,
+        activation: str | None,
+        residual: bool,
+    ) -> Tensor:
+        """Convolve one stream of one layer and move its state on, as the step's mode asks. In graph.
+
+        Args:
+            x: ``[T, D]`` packed inputs, unit channel stride, rows may be strided.
+            weight: ``[D, K]`` or ``[D, 1, K]``; ``weight[..., K-1]`` multiplies the current token.
+            layer_id: Which layer's state.
+            stream: Which stream of that layer.
+            forward_batch: The batch that the step was prepared with.
+            bias: ``[D]`` or None.
+            activation: None, ``"silu"`` or ``"swish"``; applied before the residual.
+            residual: Add ``x`` after the activation.
+
+        Returns:
+            ``[T, D]`` in x's dtype, summed in float32 and rounded once. Never aliases ``x``.
+        """
+
+    @hookspec(firstresult=True)
+    def short_conv_group(  # type: ignore[empty-body]
+        self,
+        xs: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        layer_id: int,
+        streams: Sequence[str],
+        forward_batch: ForwardBatch,
+        biases: Sequence[Tensor | None],
+        activation: str | None,
+        residual: bool,
+    ) -> list[Tensor]:
+        """Convolve several streams that are ready at one point of a layer. In graph. Optional.
+
+        Element i of ``xs``, ``weights``, ``streams`` and ``biases`` is one call of ``short_conv``.
+        """
+
+    @hookspec(firstresult=True)
+    def warmup(self) -> None:
+        """Compile whatever the spec needs, before serving. Out of graph. Optional."""
+
+    @hookspec(firstresult=True)
+    def update_mamba_state_after_mtp_verify(
+        self,
+        last_correct_step_indices: Tensor,
+        mamba_track_indices: Tensor | None,
+        mamba_steps_to_track: Tensor | None,
+        req_pool_indices: Tensor,
+    ) -> None:
+        """Keep what a verify step accepted, for all layers and streams. In or out of graph.
+
+        Row i is row i of the last verify step. Its slot is looked up from ``req_pool_indices`` now:
+        what the last forward left behind may belong to other requests. Rows without a slot, and rows
+        whose index is outside the step, change nothing.
+
+        Args:
+            last_correct_step_indices: ``[B]`` int32 or int64, last kept node of the row, -1 = none.
+            mamba_track_indices: ``[B]`` int64 slots that receive a snapshot, -1 = none; or None.
+            mamba_steps_to_track: ``[B]`` int32 or int64, node whose window is the snapshot, -1 = none;
+                or None.
+            req_pool_indices: ``[B]`` int64 request rows, or slots if the engine has no request rows
+                (the batch was made with ``slots=``).
+        """
