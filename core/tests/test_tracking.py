@@ -104,9 +104,9 @@ def test_a_padded_row_that_steps_back_over_the_grid_crosses_nothing() -> None:
 
 
 def test_padding_and_foreign_ids_in_accept_index_name_nothing() -> None:
-    """Row 0 counts a padded entry, row 1 holds ids of row 0, row 2 is sound."""
-    accept_index = torch.tensor([[0, -1], [0, 1], [8, 10]])
-    assert verify_step_indices(accept_index, ints(2, 2, 2), 4).tolist() == [-1, -1, 2]
+    """Row 0 counts a padded entry, row 1 holds ids of row 0, row 2 of row 3, which is sound."""
+    accept_index = torch.tensor([[0, -1], [0, 1], [8, 12], [12, 14]])
+    assert verify_step_indices(accept_index, ints(2, 2, 2, 2), 4).tolist() == [-1, -1, -1, 2]
 
 
 @pytest.mark.parametrize(("rows", "depth"), [(0, 3), (2, 0), (0, 0)])

@@ -42,7 +42,7 @@ def parents_from_links(next_token: Tensor, next_sibling: Tensor) -> Tensor:
     named_by = _invert(next_token)  # [B, dtn] parent of a first child
     previous = _invert(next_sibling)  # [B, dtn]
     node = torch.arange(next_token.shape[1], device=next_token.device).expand_as(named_by)
-    head = torch.where((named_by < 0) & (previous >= 0), previous, node)
+    head = torch.where(previous >= 0, previous, node)
     for _ in range((next_token.shape[1] - 1).bit_length()):
         head = head.gather(1, head)
     return named_by.gather(1, head).to(torch.int32)
