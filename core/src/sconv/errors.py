@@ -14,6 +14,7 @@ __all__ = [
     "GraphBufferError",
     "MetadataError",
     "PluginError",
+    "PoolError",
     "PoolExhaustedError",
     "SconvError",
     "SlotError",
@@ -57,7 +58,11 @@ class SlotError(SconvError, ValueError):
     """A slot id is out of range, not in use, or named twice."""
 
 
-class PoolExhaustedError(SconvError, RuntimeError):
+class PoolError(SconvError, RuntimeError):
+    """The pool cannot do what was asked: it is not bound yet, or its slots are the engine's."""
+
+
+class PoolExhaustedError(PoolError):
     """Fewer slots are free than were asked for; none was taken."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-__all__ = ["Available", "BackendInfo", "Capabilities", "Origin", "Unavailable"]
+__all__ = ["Available", "BackendInfo", "Broken", "Capabilities", "Origin", "Unavailable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,18 @@ class Unavailable:
     """The backend cannot run here, and why, in words for its user."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Broken(Unavailable):
+    """Core's answer for a plugin that failed before its probe could answer. Plugins do not use it.
+
+    Attributes:
+        error: What it raised, to be chained to the error of an explicit choice; None if it broke a
+            rule instead.
+    """
+
+    error: BaseException | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +99,6 @@ class BackendInfo:
     capabilities: Capabilities = field(default_factory=Capabilities)
     origin: Origin | None = None
     availability: Available | Unavailable | None = None
+
+    def __str__(self) -> str:
+        return f"backend {self.name!r} of {self.origin or 'no distribution'}"

@@ -1,0 +1,159 @@
+"""The order of a step, shared by all plugins of this project: plan, fill, publish.
+
+A subclass fills metadata and moves state; this class decides when, into which tensors, and what a
+reader sees in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from .batch import ForwardBatch, ForwardMode
+from .checks import check_batch
+from .dense_metadata import lookup_slots
+from .errors import GraphBufferError, MetadataError
+from .hookspecs import hookimpl
+from .metadata import MetadataBuffers, ShortConvMetadata
+from .pool import ConvStatePool
+from .spec import StateSpec
+
+__all__ = ["BackendBase"]
+
+
+class BackendBase:
+    """Step hooks that need no kernel. A subclass gives :meth:`_fill` and the rest of the contract.
+
+    Attributes:
+        spec: What the backend was built for.
+        device: Where its tensors lie.
+        pool: Its state.
+        forward_metadata: Metadata of the step that is prepared, or None.
+        verify_tokens: Tokens per row of the last verify step that was prepared; the commit's bound.
+    """
+
+    def __init__(self, *, spec: StateSpec, device: torch.device, pool: ConvStatePool | None) -> None:
+        """Build the state, unless an adopted pool brings it."""
+        self.spec = spec
+        self.device = device
+        self.pool = pool if pool is not None else ConvStatePool(spec, device)
+        self.forward_metadata: ShortConvMetadata | None = None
+        self.verify_tokens = 0
+        self._buffers: MetadataBuffers | None = None
+        self._planned_tokens: int | None = None
+
+    def _fill(
+        self,
+        meta: ShortConvMetadata,
+        batch: ForwardBatch,
+        buffers: MetadataBuffers,
+    ) -> None:
+        """Fill the metadata of a step. In graph."""
+        raise NotImplementedError
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows of a batch."""
+        static = 0 if self._buffers is None else self._buffers.max_bs
+        return max(self.spec.max_requests, static)
+
+    @hookimpl
+    def init_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        """See :meth:`sconv.hookspecs.StepSpec.init_graph_state`."""
+        if self._buffers is not None:
+            self._buffers.check(max_bs, max_num_tokens)
+            return
+        if max_bs < 1 or max_num_tokens < max_bs:
+            raise GraphBufferError(
+                "static buffers hold at least one row and a token per row",
+                have={"max_bs": max_bs, "max_num_tokens": max_num_tokens},
+                need={"max_bs": max(max_bs, 1), "max_num_tokens": max(max_bs, 1)},
+            )
+        self.pool.windows.reserve(max_bs)
+        # Captures may run under inference mode; tensors made there could not be filled outside of it.
+        with torch.inference_mode(False):
+            self._buffers = MetadataBuffers(self.spec, max_bs, max_num_tokens, self.device)
+
+    @hookimpl
+    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        """See :meth:`sconv.hookspecs.StepSpec.init_forward_metadata`."""
+        tokens = self._plan(forward_batch)
+        buffers = MetadataBuffers(self.spec, forward_batch.batch_size, tokens, self.device)
+        meta = buffers.step(forward_batch, tokens, padded=True)
+        self._translate_on_host(forward_batch, buffers)
+        self._fill(meta, forward_batch, buffers)
+        self.forward_metadata = meta if self._is_padded(meta) else replace(meta, padded=False)
+
+    @hookimpl
+    def init_forward_metadata_out_graph(self, forward_batch: ForwardBatch, in_capture: bool) -> None:
+        """See :meth:`sconv.hookspecs.StepSpec.init_forward_metadata_out_graph`."""
+        buffers = self._static_buffers(forward_batch)
+        tokens = self._plan(forward_batch)
+        buffers.check(forward_batch.batch_size, tokens)
+        self._planned_tokens = tokens
+        self._translate_on_host(forward_batch, buffers)
+
+    @hookimpl
+    def init_forward_metadata_in_graph(self, forward_batch: ForwardBatch) -> None:
+        """See :meth:`sconv.hookspecs.StepSpec.init_forward_metadata_in_graph`."""
+        buffers = self._static_buffers(forward_batch)
+        tokens = forward_batch.num_tokens
+        if tokens is None:
+            tokens = self._planned_tokens
+        if tokens is None:
+            raise MetadataError(
+                "the step's token count is unknown: give ForwardBatch num_tokens=, or call "
+                "init_forward_metadata_out_graph first"
+            )
+        meta = buffers.step(forward_batch, tokens, padded=True)
+        self._fill(meta, forward_batch, buffers)
+        self.forward_metadata = meta
+
+    @hookimpl
+    def conv_state_metadata(self, layer_id: int, forward_batch: ForwardBatch) -> ShortConvMetadata:
+        """See :meth:`sconv.hookspecs.StepSpec.conv_state_metadata`."""
+        meta = self.forward_metadata
+        if meta is None:
+            raise MetadataError(
+                "no step is prepared: call init_forward_metadata, or both halves "
+                "(init_forward_metadata_out_graph, then init_forward_metadata_in_graph) before the layers"
+            )
+        return meta
+
+    def _plan(self, batch: ForwardBatch) -> int:
+        """Check the batch, forget the last step, and return the number of packed tokens."""
+        check_batch(batch, self.spec, self.pool, self.max_rows)
+        self.forward_metadata = None
+        self._planned_tokens = None
+        if batch.forward_mode is ForwardMode.TARGET_VERIFY:
+            assert batch.tokens_per_row is not None
+            self.verify_tokens = batch.tokens_per_row
+        if batch.num_tokens is not None:
+            return batch.num_tokens
+        assert batch.extend_seq_lens is not None
+        return int(batch.extend_seq_lens.sum())
+
+    def _is_padded(self, meta: ShortConvMetadata) -> bool:
+        """Whether an eager step has padding; True where finding out would cost a sync."""
+        return True
+
+    def _translate_on_host(self, batch: ForwardBatch, buffers: MetadataBuffers) -> None:
+        """Run an allocator's own translation, which is not recordable, into fixed buffers."""
+        if not self.pool.translates_on_host:
+            return
+        slots = buffers.host_slots[: batch.batch_size]
+        lookup_slots(self.pool, batch.req_pool_indices, batch.slots, out=slots)
+        self.pool.translate_(slots)
+        if batch.mamba_track_indices is not None:
+            tracks = buffers.host_tracks[: batch.batch_size]
+            self.pool.translate_(tracks.copy_(batch.mamba_track_indices))
+
+    def _static_buffers(self, batch: ForwardBatch) -> MetadataBuffers:
+        if self._buffers is None:
+            raise GraphBufferError(
+                "no static buffers: call init_graph_state before the first capture",
+                have={"max_bs": 0},
+                need={"max_bs": batch.batch_size},
+            )
+        return self._buffers

@@ -1,0 +1,242 @@
+"""Argument checks, the same for every backend.
+
+Shapes, dtypes and devices are host facts and are always checked. Values are checked where reading them
+costs no sync, so on the CPU, and elsewhere when ``SCONV_CHECK=1``.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from .batch import ForwardBatch, ForwardMode
+from .errors import BatchError, MetadataError
+from .metadata import ShortConvMetadata
+from .pool import ConvStatePool
+from .spec import StateSpec
+
+__all__ = ["check_batch", "check_commit", "check_conv", "checks_values"]
+
+_INDEX: Final = (torch.int32, torch.int64)
+_FLOAT: Final = (torch.bfloat16, torch.float16, torch.float32)
+_ACTIVATIONS: Final = (None, "silu", "swish")
+
+
+def checks_values(device: torch.device) -> bool:
+    """Whether values on this device are checked."""
+    return device.type == "cpu" or strict()
+
+
+def strict() -> bool:
+    """Whether ``SCONV_CHECK=1``: also check what costs a sync, and batches that are undefined."""
+    return os.environ.get("SCONV_CHECK", "0") not in ("", "0")
+
+
+def check_batch(
+    batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool, max_rows: int
+) -> None:
+    """Check a step against a backend. Out of graph.
+
+    Raises:
+        BatchError: The message says what is wrong, what was expected and what to do.
+    """
+    rows = batch.batch_size
+    if rows > max_rows:
+        raise BatchError(
+            f"the batch has {rows} rows, this backend takes {max_rows}: raise max_requests of the "
+            "StateSpec, or max_bs of init_graph_state for padded batches"
+        )
+    device = pool.device
+    for name in (
+        "req_pool_indices",
+        "slots",
+        "seq_lens",
+        "extend_seq_lens",
+        "extend_prefix_lens",
+        "num_accept_tokens",
+        "mamba_track_indices",
+        "mamba_track_seqlens",
+    ):
+        _check_vector(name, getattr(batch, name), (rows,), _INDEX, device)
+    _check_vector("mamba_track_mask", batch.mamba_track_mask, (rows,), (torch.bool,), device)
+    if batch.mamba_track_indices is None and (
+        batch.mamba_track_mask is not None or batch.mamba_track_seqlens is not None
+    ):
+        raise BatchError("mamba_track_indices is missing: the mask and the lengths need the slots")
+    per_row = batch.tokens_per_row or 0
+    for name in ("parents", "next_token", "next_sibling"):
+        _check_vector(name, getattr(batch, name), (rows, per_row), _INDEX, device)
+    if batch.forward_mode is ForwardMode.TARGET_VERIFY and per_row > spec.max_draft_tokens:
+        raise BatchError(
+            f"draft_token_num={per_row}, but the backend keeps windows for "
+            f"max_draft_tokens={spec.max_draft_tokens}: raise it in the StateSpec"
+        )
+    if checks_values(device):
+        _check_values(batch, spec, pool)
+
+
+def check_commit(
+    rows: int,
+    pool: ConvStatePool,
+    verify_tokens: int,
+    max_rows: int,
+    *,
+    last_correct_step_indices: Tensor,
+    mamba_track_indices: Tensor | None,
+    mamba_steps_to_track: Tensor | None,
+    req_pool_indices: Tensor,
+) -> None:
+    """Check a commit against the last verify step. Host facts only; in or out of graph.
+
+    Raises:
+        BatchError: An argument has the wrong shape, dtype or device.
+        MetadataError: No verify step was prepared.
+    """
+    if verify_tokens == 0:
+        raise MetadataError("nothing to commit: no verify step was prepared on this backend")
+    for name, value in (
+        ("last_correct_step_indices", last_correct_step_indices),
+        ("mamba_track_indices", mamba_track_indices),
+        ("mamba_steps_to_track", mamba_steps_to_track),
+        ("req_pool_indices", req_pool_indices),
+    ):
+        _check_vector(name, value, (rows,), _INDEX, pool.device)
+    if (mamba_track_indices is None) != (mamba_steps_to_track is None):
+        raise BatchError("mamba_track_indices and mamba_steps_to_track come together, or neither does")
+    if rows > max_rows:
+        raise BatchError(f"the commit has {rows} rows, a verify step has at most {max_rows}")
+
+
+def check_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+    *,
+    layer_id: int,
+    stream: str,
+    spec: StateSpec,
+    device: torch.device,
+    meta: ShortConvMetadata,
+    batch: ForwardBatch,
+) -> None:
+    """Check one convolution. Host facts only; in graph.
+
+    Raises:
+        BatchError: An argument has the wrong shape, dtype, device or strides.
+        SpecError: The layer or the stream does not exist.
+        MetadataError: The prepared step is not this batch's.
+    """
+    part = spec.stream_slice(layer_id, stream)
+    if meta.forward_mode is not batch.forward_mode or meta.batch_size != batch.batch_size:
+        raise MetadataError(
+            f"the prepared step is {meta.forward_mode.value} with {meta.batch_size} rows, this batch is "
+            f"{batch.forward_mode.value} with {batch.batch_size}: prepare it first"
+        )
+    shape = x.shape
+    if len(shape) != 2 or shape[1] != part.dim or shape[0] != meta.num_tokens:
+        _refuse_x(x, part.dim, meta, layer_id, stream)
+    if x.stride(1) != 1 and part.dim > 1 and shape[0] > 0:
+        raise BatchError(
+            f"x has strides {list(x.stride())}: its channels must be contiguous (stride 1); rows may be "
+            "strided, for example a slice of a wider projection"
+        )
+    kernel = weight.shape[1] if weight.dim() == 2 else weight.shape[-1]
+    if weight.shape not in ((part.dim, spec.kernel_size), (part.dim, 1, spec.kernel_size)):
+        raise BatchError(
+            f"weight has shape {list(weight.shape)} (K={kernel}): expected [D, K] or [D, 1, K] with "
+            f"D={part.dim}, K={spec.kernel_size}"
+        )
+    if bias is not None and bias.shape != (part.dim,):
+        raise BatchError(f"bias has shape {list(bias.shape)}: expected [{part.dim}]")
+    if activation not in _ACTIVATIONS:
+        raise BatchError(f"activation={activation!r}: expected None, 'silu' or 'swish'")
+    for name, tensor in (("x", x), ("weight", weight), ("bias", bias)):
+        if tensor is None:
+            continue
+        if tensor.dtype not in _FLOAT:
+            raise BatchError(f"{name} is {tensor.dtype}: expected bfloat16, float16 or float32")
+        if tensor.device != device:
+            raise BatchError(f"{name} is on {tensor.device}, the state is on {device}")
+
+
+def _refuse_x(
+    x: Tensor, dim: int, meta: ShortConvMetadata, layer_id: int, stream: str
+) -> None:
+    raise BatchError(
+        f"x has shape {list(x.shape)}: expected packed [T, D] = [{meta.num_tokens}, {dim}] for stream "
+        f"{stream!r} of layer {layer_id} in a {meta.forward_mode.value} step of {meta.batch_size} rows"
+    )
+
+
+def _check_vector(
+    name: str,
+    value: Tensor | None,
+    shape: tuple[int, ...],
+    dtypes: tuple[torch.dtype, ...],
+    device: torch.device,
+) -> None:
+    if value is None:
+        return
+    if not isinstance(value, Tensor):
+        raise BatchError(f"{name} is a {type(value).__name__}: expected a tensor on {device}")
+    if tuple(value.shape) != shape:
+        raise BatchError(f"{name} has shape {list(value.shape)}: expected {list(shape)}")
+    if value.dtype not in dtypes:
+        expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise BatchError(f"{name} is {value.dtype}: expected {expected}")
+    if value.device != device:
+        raise BatchError(f"{name} is on {value.device}, the state is on {device}")
+
+
+def _check_values(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool) -> None:
+    if batch.batch_size == 0:
+        return
+    if batch.req_pool_indices is not None:
+        _check_range("req_pool_indices", batch.req_pool_indices, 0, spec.max_requests)
+    if not pool.translates_on_host and not isinstance(pool.virtual_to_physical, Tensor):
+        for name, value in (("slots", batch.slots), ("mamba_track_indices", batch.mamba_track_indices)):
+            if value is not None:
+                _check_range(name, value, -1, pool.num_rows - 1)
+    if batch.extend_seq_lens is not None:
+        _check_range("extend_seq_lens", batch.extend_seq_lens, 0, None)
+        total = int(batch.extend_seq_lens.sum())
+        # A padded bucket has tokens past the last row, so more is fine and fewer is not.
+        if batch.num_tokens is not None and batch.num_tokens < total:
+            raise BatchError(f"num_tokens={batch.num_tokens}, but extend_seq_lens add up to {total}")
+    if strict():
+        _check_strict(batch, pool)
+
+
+def _check_range(name: str, value: Tensor, low: int, high: int | None) -> None:
+    least, most = (int(bound) for bound in value.aminmax())
+    if least < low or (high is not None and most > high):
+        wrong = least if least < low else most
+        raise BatchError(
+            f"{name} holds {wrong}: expected {low} to {high}" if high is not None
+            else f"{name} holds {wrong}: expected {low} or more"
+        )
+
+
+def _check_strict(batch: ForwardBatch, pool: ConvStatePool) -> None:
+    if batch.num_accept_tokens is not None:
+        most = int(batch.num_accept_tokens.max())
+        if most > (batch.tokens_per_row or 0):
+            raise BatchError(f"num_accept_tokens holds {most}: a row has {batch.tokens_per_row} tokens")
+    if pool.translates_on_host or batch.forward_mode is ForwardMode.IDLE:
+        return
+    if batch.slots is not None:
+        slots = batch.slots.clone()
+    else:
+        assert batch.req_pool_indices is not None
+        slots = pool.req_to_slot.index_select(0, batch.req_pool_indices)
+    live = pool.translate_(slots)
+    live = live[live > 0]
+    if live.unique().numel() != live.numel():
+        raise BatchError(
+            f"two rows of the batch have one slot: {sorted(live.tolist())}. Only the dummy slot 0 may "
+            "be shared"
+        )

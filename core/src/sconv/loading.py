@@ -1,0 +1,86 @@
+"""From a name and a spec to a :class:`~sconv.Backend`."""
+
+from __future__ import annotations
+
+import torch
+
+from .backend import Backend
+from .discovery import resolve_factory, select
+from .errors import SpecError
+from .observers import Observers
+from .plugin import BackendInfo
+from .pool import ConvStatePool
+from .spec import StateSpec
+from .validation import bind
+
+__all__ = ["load_backend"]
+
+
+def load_backend(
+    name: str = "auto",
+    *,
+    spec: StateSpec,
+    device: torch.device | str | None = None,
+    pool: ConvStatePool | None = None,
+) -> Backend:
+    """Select a backend, build it for a spec, and check that it keeps the contract.
+
+    Args:
+        name: An installed backend, or ``"auto"`` for ``SCONV_BACKEND`` or else the best one.
+        spec: The state that it is built for.
+        device: Where the state lies; None = the backend's device type, current index.
+        pool: State that the engine owns (:meth:`sconv.ConvStatePool.adopt`); None = allocate it.
+
+    Raises:
+        BackendNotFoundError: No such backend is installed; the message lists what is.
+        BackendUnavailableError: It cannot run here; the message says why.
+        PluginError: It failed to load, or two plugins claim the same name or priority.
+        ContractError: It does not keep the contract; the message says what to change.
+        SpecError: It does not support the spec.
+    """
+    info = select(name)
+    where = torch.device(info.device_type if device is None else device)
+    if where.type != info.device_type:
+        raise SpecError(
+            f"backend {info.name!r} serves {info.device_type!r} devices, not {str(where)!r}"
+        )
+    check_spec(info, spec)
+    if pool is not None and pool.spec != spec:
+        raise SpecError("the adopted pool was made for another StateSpec than the one given")
+    factory = resolve_factory(info)
+    implementation = factory(spec=spec, device=where, pool=pool)
+    hooks, manager = bind(implementation, info)
+    return Backend(
+        info=info,
+        spec=spec,
+        device=implementation.pool.device,
+        implementation=implementation,
+        hooks=hooks,
+        observers=Observers(manager),
+    )
+
+
+def check_spec(info: BackendInfo, spec: StateSpec) -> None:
+    """Refuse a spec that a backend does not declare support for.
+
+    Raises:
+        SpecError: The message names the plugin and every capability that is missing.
+    """
+    can = info.capabilities
+    low, high = can.kernel_sizes
+    dtype = str(spec.dtype).removeprefix("torch.")
+    missing = []
+    if not low <= spec.kernel_size <= high:
+        missing.append(f"kernel_size={spec.kernel_size} (it takes {low} to {high})")
+    if dtype not in can.dtypes:
+        missing.append(f"dtype={dtype} (it takes {', '.join(can.dtypes)})")
+    if spec.window_axis not in can.window_axes:
+        missing.append(f"window_axis={spec.window_axis!r} (it takes {', '.join(can.window_axes)})")
+    if spec.max_draft_tokens > 1 and not can.rollback:
+        missing.append(f"rollback, which max_draft_tokens={spec.max_draft_tokens} needs")
+    if spec.draft_topk > 1 and not can.trees:
+        missing.append(f"trees, which draft_topk={spec.draft_topk} needs")
+    if missing:
+        raise SpecError(
+            f"backend {info.name!r} ({info.origin}) does not support {'; '.join(missing)}"
+        )

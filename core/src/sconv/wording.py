@@ -1,0 +1,37 @@
+"""Small pieces of error messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = ["did_you_mean", "one_line", "one_line_error"]
+
+
+def one_line(text: str) -> str:
+    """Return the text with every run of whitespace, line breaks too, as one space."""
+    return " ".join(text.split())
+
+
+def one_line_error(error: BaseException) -> str:
+    """Return an exception's type and text in one line, with the first cause of its chain.
+
+    A device library's own error is often three levels down; the top level alone ("loading failed")
+    helps nobody.
+    """
+    root = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    text = _type_and_text(error)
+    return text if root is error else f"{text} (caused by {_type_and_text(root)})"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ``" (did you mean 'x'?)"`` for the nearest known word, or ``""``."""
+    nearest = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {nearest[0]!r}?)" if nearest else ""
+
+
+def _type_and_text(error: BaseException) -> str:
+    text = one_line(str(error))
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
