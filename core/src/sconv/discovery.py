@@ -10,34 +10,24 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import pluggy
 
+from .claims import OWNERS, contests, faults, qualified
 from .errors import BackendNotFoundError, BackendUnavailableError, PluginError
 from .hookspecs import CONTRACT_VERSION, PROJECT_NAME, DiscoverySpec
-from .installed import Entry, canonical, damaged_metadata, entries, import_attribute
+from .installed import Entry, damaged_metadata, entries, import_attribute
 from .plugin import Available, BackendInfo, Broken, Capabilities, Origin, Unavailable
 from .validation import check_discovery
 from .wording import did_you_mean, one_line, one_line_error
 
-__all__ = ["ENVIRONMENT", "GROUP", "OWNERS", "backends", "choose", "resolve_factory", "select"]
+__all__ = ["ENVIRONMENT", "GROUP", "backends", "choose", "resolve_factory", "select"]
 
 GROUP: Final = "sconv.backends"
 ENVIRONMENT: Final = "SCONV_BACKEND"
-
-#: Names that mean something else wherever a backend's name is given.
-RESERVED: Final = frozenset({"", "auto", "none"})
-
-#: Names that belong to one distribution: no other may answer to them by accident.
-OWNERS: Final = {
-    "ascend": "sconv-plugin-ascend",
-    "cpu": "sconv-plugin-cpu",
-    "cuda": "sconv-plugin-cuda",
-}
 
 #: What people type who think of torch's device.
 _DEVICE_NAMES: Final = {"npu": "ascend", "gpu": "cuda"}
@@ -52,11 +42,11 @@ _described: Final[dict[tuple[int, Entry], BackendInfo]] = {}
 def backends() -> list[BackendInfo]:
     """Return every installed backend, best first.
 
-    A plugin that fails is in the list like the others; its ``availability`` says why. Nothing that a
-    plugin does makes this raise.
+    A plugin that fails is in the list like the others; its ``availability`` says why. Nothing that
+    a plugin does makes this raise.
     """
     found = entries(GROUP)
-    refusals = _refusals(found)
+    refusals = contests(found) | faults(found)
     infos = [
         _broken(entry, refusals[entry]) if entry in refusals else _describe(entry)
         for entry in found
@@ -68,9 +58,9 @@ def select(name: str = "auto") -> BackendInfo:
     """Return the backend to use, and log the choice in one line.
 
     Args:
-        name: A backend's name, or ``"distribution:name"`` where two distributions claim one name, or
-            ``"auto"``: the one that ``SCONV_BACKEND`` names, else the available one of the highest
-            priority. A name imports no other plugin.
+        name: A backend's name, or ``"distribution:name"`` where two distributions claim one name,
+            or ``"auto"``: the one that ``SCONV_BACKEND`` names, else the available one of the
+            highest priority. A name imports no other plugin.
 
     Raises:
         BackendNotFoundError: No such backend is installed, or none at all.
@@ -108,8 +98,8 @@ def resolve_factory(info: BackendInfo) -> Callable[..., Any]:
     """Import what ``info.factory`` names.
 
     Raises:
-        PluginError: It cannot be imported or called. The text names the plugin, its distribution and
-            the reference, and ends with the cause.
+        PluginError: It cannot be imported or called. The text names the plugin, its distribution
+            and the reference, and ends with the cause.
     """
     try:
         factory = import_attribute(info.factory)
@@ -120,58 +110,18 @@ def resolve_factory(info: BackendInfo) -> Callable[..., Any]:
     return factory
 
 
-def _refusals(found: Sequence[Entry]) -> dict[Entry, str]:
-    """Say which entries may not be loaded, from their names alone."""
-    refusals: dict[Entry, str] = {}
-    by_name: defaultdict[str, list[Entry]] = defaultdict(list)
-    for entry in found:
-        owner = OWNERS.get(entry.name)
-        if entry.name in RESERVED:
-            refusals[entry] = _reserved(entry)
-        elif owner is not None and canonical(entry.distribution) != owner:
-            refusals[entry] = (
-                f"the name {entry.name!r} belongs to {owner}: {entry.distribution} must rename its"
-                f" entry point; until then choose it as {_qualified(entry)!r}"
-            )
-        else:
-            by_name[entry.name].append(entry)
-    for claims in by_name.values():
-        if len(claims) > 1:
-            refusals.update(dict.fromkeys(claims, _clash(claims)))
-    return refusals
-
-
-def _reserved(entry: Entry) -> str:
-    return f"the name {entry.name!r} is reserved: {entry.distribution} must rename its entry point"
-
-
-def _clash(claims: Sequence[Entry]) -> str:
-    who = " and ".join(f"{claim} ({claim.value})" for claim in claims)
-    names = sorted({claim.distribution for claim in claims})
-    if len(names) == 1:
-        return f"{names[0]} declares the name {claims[0].name!r} twice: {who}"
-    choices = " or ".join(repr(_qualified(claim)) for claim in claims)
-    return (
-        f"the name {claims[0].name!r} is claimed by {who}: choose {choices}, or uninstall one:"
-        f" pip uninstall {' | '.join(names)}"
-    )
-
-
-def _qualified(entry: Entry) -> str:
-    return f"{entry.distribution}:{entry.name}"
-
-
 def _named(name: str, why: str) -> BackendInfo:
     found = entries(GROUP)
+    refusals = contests(found)
     matches = [entry for entry in found if entry.name == name]
-    refusals = _refusals(found)
     if not matches:
-        matches = [entry for entry in found if _qualified(entry) == name]
-        # Naming the distribution settles who is meant, so only what is wrong in itself stays refused.
-        settled = len(matches) == 1 and matches[0].name not in RESERVED
-        refusals = {} if settled else refusals
+        matches = [entry for entry in found if qualified(entry) == name]
+        if len(matches) == 1:
+            # A name with its distribution settles a contest.
+            refusals = {}
     if not matches:
         raise BackendNotFoundError(_not_found(name, why, found))
+    refusals |= faults(found)
     usable = [entry for entry in matches if entry not in refusals]
     if not usable:
         raise PluginError(f"backend {name!r}, {why}: {refusals[matches[0]]}")
@@ -187,12 +137,13 @@ def _named(name: str, why: str) -> BackendInfo:
 def _not_found(name: str, why: str, found: Sequence[Entry]) -> str:
     installed = ", ".join(f"{entry.name} ({entry})" for entry in found) or "none"
     text = f"backend {name!r}, {why}, is not installed; installed: {installed}"
-    text += did_you_mean(name, [entry.name for entry in found])
+    names = [entry.name for entry in found]
     known = _DEVICE_NAMES.get(name, name)
-    if known in OWNERS:
+    if known in OWNERS and known not in names:
         text += f"; for {known!r}: pip install {OWNERS[known]}"
-    leftovers = [line for line in damaged_metadata() if name and name in os.path.basename(line)]
-    return "; ".join([text, *leftovers])
+    else:
+        text += did_you_mean(known, names)
+    return "; ".join([text, *damaged_metadata()])
 
 
 def _best(infos: Sequence[BackendInfo]) -> BackendInfo:
@@ -202,10 +153,11 @@ def _best(infos: Sequence[BackendInfo]) -> BackendInfo:
         )
     able = [info for info in infos if isinstance(info.availability, Available)]
     if not able:
-        errors = (info.availability.error for info in infos if isinstance(info.availability, Broken))
+        states = [info.availability for info in infos]
+        cause = next((state.error for state in states if isinstance(state, Broken)), None)
         raise BackendUnavailableError(
             f"no installed backend can run here: {_listing(infos)}"
-        ) from next(errors, None)
+        ) from cause
     if len(able) > 1 and able[0].availability == able[1].availability:
         raise PluginError(
             f"{able[0]} and {able[1]} have the same priority: name one, by name= or {ENVIRONMENT},"
@@ -237,8 +189,9 @@ def _load(entry: Entry) -> BackendInfo:
     try:
         info = manager.hook.sconv_backend()
     except (Exception, SystemExit) as exc:
+        contract = _dotted(CONTRACT_VERSION)
         raise PluginError(
-            f"sconv_backend() raised {one_line_error(exc)} (under contract {_dotted(CONTRACT_VERSION)})"
+            f"sconv_backend() raised {one_line_error(exc)} (sconv-core has contract {contract})"
         ) from exc
     _check_description(info, entry)
     origin = Origin(entry.distribution, entry.version, entry.value)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from importlib import import_module
-from typing import Final
+from typing import Any, Final, Protocol
 
-from importlib_metadata import Distribution, EntryPoint, distributions
+from importlib_metadata import distributions
 
 from .errors import PluginError
 from .wording import did_you_mean, one_line_error
@@ -42,6 +42,15 @@ class Entry:
         return f"{self.distribution} {self.version}"
 
 
+class _Metadata(Protocol):
+    """What is used of a distribution; the class itself differs between finders and releases."""
+
+    @property
+    def entry_points(self) -> Iterable[Any]: ...
+
+    def read_text(self, filename: str) -> str | None: ...
+
+
 def entries(group: str) -> list[Entry]:
     """Return the entry points of a group, in an order that does not depend on ``sys.path``.
 
@@ -72,7 +81,7 @@ def damaged_metadata() -> list[str]:
 
 
 def canonical(distribution: str) -> str:
-    """Return a distribution's normalised name: ``Sconv.NPU`` and ``sconv_npu`` are ``sconv-npu``."""
+    """Return a normalised name: ``Sconv.NPU`` and ``sconv_npu`` are both ``sconv-npu``."""
     return _SEPARATORS.sub("-", distribution).lower()
 
 
@@ -98,7 +107,7 @@ def import_attribute(reference: str) -> object:
     return found
 
 
-def _entry_points(distribution: Distribution, group: str) -> list[EntryPoint]:
+def _entry_points(distribution: _Metadata, group: str) -> list[Any]:
     try:
         return [point for point in distribution.entry_points if point.group == group]
     except (OSError, TypeError, ValueError):
@@ -106,15 +115,15 @@ def _entry_points(distribution: Distribution, group: str) -> list[EntryPoint]:
         return []
 
 
-def _identity(distribution: Distribution) -> tuple[str, str] | None:
+def _identity(distribution: _Metadata) -> tuple[str, str] | None:
     # Two searches: parsing a whole e-mail message for each distribution costs ten times that.
-    headers = _metadata(distribution).partition("\n\n")[0]
+    headers = _headers(distribution)
     name = _NAME.search(headers)
     version = _VERSION.search(headers)
     return (name[1], version[1]) if name and version else None
 
 
-def _metadata(distribution: Distribution) -> str:
+def _headers(distribution: _Metadata) -> str:
     # The empty name is for a legacy egg-info that is a file itself.
     for file in ("METADATA", "PKG-INFO", ""):
         try:
@@ -122,7 +131,7 @@ def _metadata(distribution: Distribution) -> str:
         except (OSError, ValueError):
             continue
         if text:
-            return text
+            return text.partition("\n\n")[0]
     return ""
 
 

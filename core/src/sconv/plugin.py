@@ -50,7 +50,8 @@ class Capabilities:
         trees: Verify takes token trees; a chain always works.
         rollback: Verify leaves the window unchanged until the commit. Without it
             ``max_draft_tokens > 1`` is refused.
-        window_at_end: In a slot wider than K-1 the window is the last K-1 columns (False: the first).
+        window_at_end: In a slot wider than K-1 the window is the last K-1 columns (False: the
+            first).
     """
 
     window_axes: tuple[str, ...] = ("time", "channel")
@@ -65,7 +66,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a backend was found: its distribution, that one's version, and the entry point's value."""
+    """Where a backend was found: distribution, its version, and the entry point's value."""
 
     distribution: str
     version: str

@@ -48,9 +48,10 @@ def call_problems(
     missing = [name for name in expected if name not in {given.name for given in parameters}]
     for given in parameters:
         yield from _parameter_problems(given, expected, missing)
-    if not partly:
-        for name in missing:
-            yield f"parameter {name!r} is missing: add it"
+    if len(missing) == 1 and not partly:
+        yield f"parameter {missing[0]!r} is missing: add it"
+    elif missing and not partly:
+        yield f"parameters {', '.join(map(repr, missing))} are missing: add them"
     for wrapper in wrappers:
         if not _passes_on(wrapper, [given.name for given in parameters], bound=bound):
             yield (
@@ -160,7 +161,7 @@ def _reads(code: CodeType, name: str, seen: frozenset[str]) -> bool:
 
 
 def _steps(code: CodeType) -> Iterator[tuple[str, str]]:
-    """Yield ``(LOAD|STORE|DELETE, variable)`` for accesses to locals, ``(opname, "")`` for the rest.
+    """Yield ``(LOAD|STORE|DELETE, variable)`` for accesses to locals, else ``(opname, "")``.
 
     From 3.13 on one instruction may be two accesses, with the pair of variables as its argument.
     """

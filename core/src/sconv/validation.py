@@ -29,14 +29,7 @@ from .plugin import BackendInfo
 from .signatures import call_problems, definition, is_read, unwrapped
 from .wording import did_you_mean
 
-__all__ = [
-    "bind",
-    "bound_calls",
-    "check_discovery",
-    "check_implementation",
-    "check_observer",
-    "register",
-]
+__all__ = ["bind", "check_discovery", "check_implementation", "check_observer", "step_hooks"]
 
 _MARK: Final = f"{PROJECT_NAME}_impl"
 _ABSENT: Final = object()
@@ -76,6 +69,11 @@ _OBSERVER: Final = _Role(_STEP, observes=True)
 _DISCOVERY: Final = _Role(_hooks(DiscoverySpec), _hooks(DiscoverySpec))
 
 
+def step_hooks() -> Collection[str]:
+    """Return the names of the step hooks."""
+    return _STEP.keys()
+
+
 def check_implementation(implementation: object, info: BackendInfo) -> None:
     """Check what a backend's factory returned.
 
@@ -105,11 +103,15 @@ def check_observer(observer: object) -> None:
     _refuse(list(_problems(observer, _OBSERVER)), f"{observer!r} cannot observe a backend")
 
 
-def register(implementation: object, info: BackendInfo) -> pluggy.PluginManager:
+def bind(
+    implementation: object, info: BackendInfo
+) -> tuple[dict[str, Callable[..., Any]], pluggy.PluginManager]:
     """Check an implementation and register it against the step hooks.
 
     Returns:
-        A manager of its own, in which observers can be registered as well.
+        Its bound method for each hook that it has, and the manager that it is registered in, for
+        observers. The methods are called by name: an implementation may order its parameters as it
+        likes.
 
     Raises:
         ContractError: It does not keep the contract.
@@ -122,35 +124,15 @@ def register(implementation: object, info: BackendInfo) -> pluggy.PluginManager:
         manager.check_pending()
     except pluggy.PluginValidationError as exc:
         raise ContractError(f"{info}: {exc}") from exc
-    return manager
-
-
-def bound_calls(manager: pluggy.PluginManager) -> dict[str, Callable[..., Any]]:
-    """Return the implementation's bound method for each hook that it has.
-
-    Call them by name: an implementation may order its parameters as it likes.
-    """
-    calls: dict[str, Callable[..., Any]] = {}
-    for name in _STEP:
-        found = [impl for impl in getattr(manager.hook, name).get_hookimpls() if not impl.wrapper]
-        if found:
-            calls[name] = found[0].function
-    return calls
-
-
-def bind(implementation: object, info: BackendInfo) -> dict[str, Callable[..., Any]]:
-    """Check an implementation and return its bound method for each hook that it has.
-
-    Raises:
-        ContractError: It does not keep the contract.
-    """
-    return bound_calls(register(implementation, info))
+    found = {name: getattr(manager.hook, name).get_hookimpls() for name in _STEP}
+    return {name: impls[0].function for name, impls in found.items() if impls}, manager
 
 
 def _refuse(problems: list[str], what: str) -> None:
     if problems:
-        count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-        raise ContractError("\n".join([f"{what}, {count}:", *problems]))
+        lines = "\n".join(problems).splitlines()
+        count = sum(line.startswith("- ") for line in lines)
+        raise ContractError("\n".join([f"{what}, {count} problem(s):", *lines]))
 
 
 def _attribute_problems(implementation: object) -> Iterator[str]:
@@ -168,64 +150,135 @@ def _problems(candidate: object, role: _Role) -> Iterator[str]:
         yield f"- {candidate!r} is a {kind}: give an instance of a class that has the hooks"
         return
     marked: defaultdict[str, list[str]] = defaultdict(list)
-    unmarked: list[str] = []
+    unmarked: set[str] = set()
     for attribute in dir(candidate):
         options = _options(inspect.getattr_static(candidate, attribute, None))
         if options is not None:
             marked[options.get("specname") or attribute].append(attribute)
         elif not attribute.startswith("_"):
-            unmarked.append(attribute)
+            unmarked.add(attribute)
     for hook, attributes in marked.items():
         if hook not in role.hooks:
-            yield _unknown_hook(candidate, hook, attributes[0], role)
+            near = did_you_mean(hook, role.hooks)
+            yield f"- hook {hook!r} of {attributes[0]}() does not exist: rename it{near}"
         elif len(attributes) > 1:
             yield f"- hook {hook!r} is implemented by {' and '.join(attributes)}: keep one"
         else:
-            yield from _block(candidate, hook, attributes[0], role)
+            yield from _method_item(candidate, hook, attributes[0], role)
     for hook in role.hooks:
         if hook in marked:
             continue
         if hook in unmarked:
             yield _lost_marker(candidate, hook, role)
         elif hook in role.required:
-            near = did_you_mean(hook, [*unmarked, *(marked.keys() - role.hooks.keys())])
-            yield f"- hook {hook!r} is not implemented{near}: {_called_with(hook, role)}"
-    if role.observes and not marked and not set(unmarked) & role.hooks.keys():
+            near = did_you_mean(hook, [*unmarked, *marked])
+            yield f"- hook {hook!r} is not implemented{near}; {_call(hook, role)}"
+    if role.observes and not marked and not unmarked & role.hooks.keys():
         yield f"- it observes nothing: mark a method named like a hook with {_marker(role)}"
 
 
-def _block(candidate: object, hook: str, attribute: str, role: _Role) -> Iterator[str]:
-    """One item for all that is wrong with one method."""
-    problems = list(_method_problems(candidate, hook, attribute, role))
-    if problems:
-        static = inspect.getattr_static(candidate, attribute)
-        lines = [f"- hook {hook!r}: {problem}" for problem in problems]
-        lines.append(f"    defined: {definition(unwrapped(_function(static) or static))}")
-        lines.append(f"    {_called_with(hook, role)}")
-        yield "\n".join(lines)
-
-
-def _method_problems(candidate: object, hook: str, attribute: str, role: _Role) -> Iterator[str]:
+def _method_item(candidate: object, hook: str, attribute: str, role: _Role) -> Iterator[str]:
+    """All that is wrong with one method, as one item."""
     static = inspect.getattr_static(candidate, attribute)
-    options = _options(static) or {}
-    if role.observes:
-        if not options.get("wrapper"):
-            yield f"it would answer in the backend's place: mark it with {_marker(role)}"
-    elif options.get("wrapper") or options.get("hookwrapper"):
+    function = _function(static)
+    problems = list(_option_problems(_options(static) or {}, role))
+    if function is None or isinstance(static, staticmethod | classmethod | property):
+        problems.append(f"it is a {type(static).__name__}: make it a plain method")
+    else:
+        on_instance = attribute in getattr(candidate, "__dict__", {})
+        bound = isinstance(static, MethodType) or not on_instance
+        problems += _kind_problems(function, role)
+        problems += call_problems(function, role.hooks[hook], bound=bound, partly=role.observes)
+        problems += _unused(function, role.must_use.get(hook, ()))
+    if problems:
+        lines = [f"- hook {hook!r}: {problem}" for problem in problems]
+        if function is not None:
+            lines.append(f"    defined: {definition(unwrapped(function))}")
+            lines += [f"    {hint}" for hint in _replaced(function, attribute)]
+        yield "\n".join([*lines, f"    {_call(hook, role)}"])
+
+
+def _option_problems(options: Mapping[str, Any], role: _Role) -> Iterator[str]:
+    if role.observes and not options.get("wrapper"):
+        yield f"it would answer in the backend's place: mark it with {_marker(role)}"
+    if not role.observes and (options.get("wrapper") or options.get("hookwrapper")):
         yield f"it is marked as a wrapper, which is for observers: mark it with {_marker(role)}"
     if options.get("optionalhook"):
-        yield "it is marked with optionalhook, which hides a wrong name: remove the option"
-    function = _function(static)
-    if function is None or isinstance(static, (staticmethod, classmethod)):
-        yield f"it is a {type(static).__name__}: make it a plain method"
-        return
+        yield "it is marked with optionalhook, which hides a wrong name: remove that option"
+
+
+def _kind_problems(function: Callable[..., Any], role: _Role) -> Iterator[str]:
     inner = unwrapped(function)
-    if getattr(inner, "__name__", attribute) != attribute and inner.__name__ != "<lambda>":
-        yield from ()
-    yield from _kind_problems(function, role)
-    bound = isinstance(static, MethodType) or attribute not in getattr(candidate, "__dict__", {})
-    yield from call_problems(function, role.hooks[hook], bound=bound, partly=role.observes)
-    named = inspect.signature(inner).parameters
-    for name in role.must_use.get(hook, ()):
-        if name in named and not is_read(function, name):
-            yield f"parameter {name!r} is accepted and never read: use it, or the wrong rows change"
+    if inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner):
+        yield "it is async, and nothing awaits it: make it a plain def"
+    elif role.observes and not inspect.isgeneratorfunction(function):
+        yield "it has no yield: give it one, whose value is the call's result, and return that"
+    elif not role.observes and inspect.isgeneratorfunction(inner):
+        yield "its body has a yield, so that a call runs none of it: remove the yield"
+
+
+def _unused(function: Callable[..., Any], names: Collection[str]) -> Iterator[str]:
+    code = getattr(unwrapped(function), "__code__", None)
+    accepted = code.co_varnames[: code.co_argcount] if code is not None else ()
+    for name in names:
+        if name in accepted and not is_read(function, name):
+            yield (
+                f"parameter {name!r} is accepted and never read: use it, or the call changes the"
+                " state of the wrong rows"
+            )
+
+
+def _lost_marker(candidate: object, hook: str, role: _Role) -> str:
+    static = inspect.getattr_static(candidate, hook)
+    function = _function(static)
+    marks = {key.removesuffix("_impl") for key in getattr(function, "__dict__", {})}
+    projects = sorted(marks - set(getattr(function, "__dict__", {})))
+    bases = [
+        base.__name__
+        for base in type(candidate).__mro__
+        if _options(vars(base).get(hook)) is not None
+    ]
+    if function is None:
+        what = f"is a {type(static).__name__}: make it a plain method, marked with"
+    elif projects:
+        what = f"is marked for the pluggy project {projects[0]!r}: mark it with"
+    elif bases:
+        what = f"overrides {bases[0]}.{hook} and lost its marker: mark the override too, with"
+    else:
+        what = "is not marked, so nothing would call it: mark it with"
+    lines = [f"- hook {hook!r} {what} {_marker(role)}"]
+    if function is not None:
+        lines.append(f"    defined: {definition(unwrapped(function))}")
+        lines += [f"    {hint}" for hint in _replaced(function, hook)]
+    return "\n".join([*lines, f"    {_call(hook, role)}"])
+
+
+def _replaced(function: Callable[..., Any], attribute: str) -> Iterator[str]:
+    name = getattr(unwrapped(function), "__name__", attribute)
+    if name not in (attribute, "<lambda>"):
+        yield f"if {name!r} is a decorator's wrapper, give it functools.wraps"
+
+
+def _call(hook: str, role: _Role) -> str:
+    return f"called with: {', '.join(role.hooks[hook]) or 'nothing'}"
+
+
+def _marker(role: _Role) -> str:
+    return "@sconv.hookimpl(wrapper=True)" if role.observes else "@sconv.hookimpl"
+
+
+def _options(static: object) -> Mapping[str, Any] | None:
+    """The options of this project's marker, however the function is wrapped; None if unmarked."""
+    for holder in (static, _function(static)):
+        options = inspect.getattr_static(holder, _MARK, None)
+        if isinstance(options, dict):
+            return options
+    return None
+
+
+def _function(static: object) -> Callable[..., Any] | None:
+    if isinstance(static, property):
+        static = static.fget
+    elif isinstance(static, staticmethod | classmethod | MethodType):
+        static = static.__func__
+    return static if isinstance(static, FunctionType) else None

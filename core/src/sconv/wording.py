@@ -27,9 +27,10 @@ def one_line_error(error: BaseException) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``" (did you mean 'x'?)"`` for the nearest known word, or ``""``."""
-    nearest = get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f" (did you mean {nearest[0]!r}?)" if nearest else ""
+    """Return ``" (did you mean 'x'?)"`` for the nearest known word, or ``""``. Case is ignored."""
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    nearest = get_close_matches(word.lower(), by_lower, n=1)
+    return f" (did you mean {by_lower[nearest[0]]!r}?)" if nearest else ""
 
 
 def _type_and_text(error: BaseException) -> str:

@@ -1,0 +1,1 @@
+"""The CPU backend of sconv; ``sconv.load_backend("cpu", ...)`` finds it."""
