@@ -41,11 +41,10 @@ class DenseBackend(BackendBase):
 
     _source: Tensor | None = None
     _heads: _Heads | None = None
+    _gathers_of: ShortConvMetadata | None = None
     _rows_are_slots = False
 
-    def _fill(
-        self, meta: ShortConvMetadata, batch: ForwardBatch, buffers: MetadataBuffers
-    ) -> None:
+    def _fill(self, meta: ShortConvMetadata, batch: ForwardBatch, buffers: MetadataBuffers) -> None:
         fill_metadata(meta, batch, self.pool, buffers)
         self._plan_gathers(meta)
 
@@ -57,6 +56,7 @@ class DenseBackend(BackendBase):
     def _plan_gathers(self, meta: ShortConvMetadata) -> None:
         """Compute the indexes that all convolutions of a step share. In graph."""
         self._source = self._heads = None
+        self._gathers_of = meta
         if meta.num_tokens == 0:
             return
         window = self.spec.window_size
@@ -91,6 +91,9 @@ class DenseBackend(BackendBase):
         meta = self.conv_state_metadata(layer_id, forward_batch)
         if meta.num_tokens == 0 or meta.forward_mode is ForwardMode.IDLE:
             return torch.zeros_like(x, memory_format=torch.contiguous_format)
+        if meta is not self._gathers_of:
+            # An engine put the metadata of an earlier step back.
+            self._plan_gathers(meta)
         if weight.dim() == 3:
             weight = weight.squeeze(1)
         state = self.pool.conv(layer_id, stream)
