@@ -1,0 +1,319 @@
+"""The convolution state of one cache: leased slots, the step of the running forward, its history."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from .history import History
+from .leases import SlotLedger
+from .runner import Part, StepRunner
+from .sites import ConvSite
+
+__all__ = ["Binding"]
+
+
+@dataclass(slots=True)
+class _Step:
+    """A forward: its parts, and how many of its convolutions have not run yet."""
+
+    rows: int
+    tokens: int
+    parts: tuple[Part, ...]
+    recorded: bool
+    left: int
+
+
+class Binding:
+    """Ties one cache to the pool. All its rows have the same number of tokens, padding included.
+
+    Attributes:
+        runner: Calls the backend.
+        ledger: Where slots come from.
+        num_sites: Convolutions of a forward.
+        static: The cache has layers of a fixed size.
+        slots: ``[B]`` int64 slot of each row on the device, or None before the first forward.
+        committed: Tokens of each row that are in the pool.
+        history: Tokens behind them that a rollback may take back.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_drafted",
+        "_lease",
+        "_step",
+        "committed",
+        "history",
+        "ledger",
+        "num_sites",
+        "runner",
+        "slots",
+        "static",
+    )
+
+    def __init__(
+        self, runner: StepRunner, ledger: SlotLedger, num_sites: int, *, static: bool = False
+    ) -> None:
+        self.runner = runner
+        self.ledger = ledger
+        self.num_sites = num_sites
+        self.static = static
+        self.slots: Tensor | None = None
+        self.committed = 0
+        self.history = History()
+        self._lease: list[int] = []
+        self._step: _Step | None = None
+        self._drafted = 0
+        # At interpreter exit the pool dies with its slots, and torch may be half gone.
+        weakref.finalize(self, ledger.returned.append, self._lease).atexit = False
+
+    @property
+    def rows(self) -> int:
+        """Rows that hold a slot."""
+        return len(self._lease)
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a forward has run."""
+        return self.committed + self.history.length > 0
+
+    def lease(self, rows: int) -> Tensor:
+        """Take a slot per row, if there is none yet.
+
+        Raises:
+            sconv.PoolExhaustedError: Live caches hold too many.
+            ValueError: The cache holds another number of rows.
+        """
+        if self.slots is None:
+            self._lease[:] = self.ledger.take(rows)
+            self.slots = self.runner.index(self._lease)
+        elif len(self._lease) != rows:
+            raise ValueError(
+                f"the cache holds {len(self._lease)} rows, the batch has {rows}: make them equal first, "
+                "with cache.batch_repeat_interleave(repeats) or cache.batch_select_indices(indices) on a "
+                "copy of the cache"
+            )
+        return self.slots
+
+    def begin(self, rows: int, tokens: int, *, recording: bool) -> None:
+        """Prepare a forward of ``tokens`` tokens per row.
+
+        Args:
+            rows: Rows B.
+            tokens: Tokens T of every row, padding included.
+            recording: A rollback may follow (``cache.activate_past_recording()``).
+        """
+        self._require_whole()
+        logits, self.runner.announced_logits = self.runner.announced_logits, None
+        slots = self.lease(rows)
+        if recording:
+            drafted = min(logits, tokens) if logits else tokens if self.has_state else 1
+            parts = self._plan_recorded(slots, tokens)
+            self._drafted += drafted - 1
+        else:
+            if self.history.length:
+                # Recording was switched off without a crop: everything recorded so far is certain.
+                self.crop(0)
+            if tokens == 1 and self.committed:
+                parts = (self.runner.decode(slots),)
+            else:
+                parts = (self.runner.extend(slots, tokens, self.committed),)
+            self.committed += tokens
+        self.runner.counters.forwards += 1
+        self._step = _Step(rows, tokens, parts, recording, self.num_sites)
+
+    def convolve(
+        self, site: ConvSite, x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool
+    ) -> Tensor:
+        """Run one convolution of the forward that was begun: ``[B, T, D]`` in and out."""
+        step = self._step
+        if step is None or step.left == 0 or x.shape[0] != step.rows or x.shape[1] != step.tokens:
+            raise RuntimeError(
+                f"the convolution {site.stream!r} of cache layer {site.cache_layer} ran outside of a "
+                "forward of the attached model; call the model, not its layers"
+            )
+        if not step.recorded:
+            y = self.runner.convolve(step.parts[0], x, site, weight, bias, residual)
+        else:
+            y = self._convolve_recorded(step, site, x, weight, bias, residual)
+        step.left -= 1
+        return y
+
+    def crop(self, removed: int) -> None:
+        """Commit what was recorded, but for the last ``removed`` tokens of every row.
+
+        Raises:
+            ValueError: Fewer tokens can be taken back; nothing changed here.
+        """
+        self._require_whole()
+        recorded = self.history.length
+        if removed > recorded:
+            self._refuse_rollback(removed)
+        if recorded == 0:
+            return
+        assert self.slots is not None
+        kept = recorded - removed
+        if self._owns_last_verify():
+            self.runner.commit(self.slots, kept)
+        elif kept:
+            self._replay(self.slots, kept)
+        counters = self.runner.counters
+        counters.commits += 1
+        counters.drafted += self._drafted
+        counters.accepted += max(self._drafted - removed, 0)
+        self._drafted = 0
+        self._step = None
+        self.committed += kept
+        self.history.clear()
+
+    def select_rows(self, rows: list[int]) -> None:
+        """Make row i what row ``rows[i]`` was: beams, repeats and selections of a batch.
+
+        The first row that wants a source keeps its slot, the others get copies in the slots that
+        nobody wants any more. So a reorder needs no slot beyond those of the cache, and copies no
+        more rows than change.
+        """
+        self._require_whole()
+        if self.slots is None:
+            return
+        old = list(self._lease)
+        new, copies = _share_slots([old[row] for row in rows])
+        kept = set(new)
+        spare = [slot for slot in old if slot not in kept]
+        fresh = self.ledger.take(max(len(copies) - len(spare), 0))
+        targets = (spare + fresh)[: len(copies)]
+        for (row, _), slot in zip(copies, targets, strict=True):
+            new[row] = slot
+        # The lease names fresh slots before they are filled, so that a failure below loses none.
+        self._lease[:] = old + fresh
+        if copies:
+            self.ledger.pool.copy([source for _, source in copies], targets)
+        self._lease[:] = new
+        self.ledger.give_back(spare[len(copies) :])
+        self.history.select_rows(self.runner.index(rows))
+        self.slots = self.runner.index(new)
+        self._step = None
+
+    def reset(self) -> None:
+        """Forget all tokens and return the slots, so that the cache can be used with any batch."""
+        self.ledger.give_back(list(self._lease))
+        self._lease.clear()
+        self.slots = None
+        self.committed = 0
+        self.history.clear()
+        self._step = None
+        self._drafted = 0
+
+    def adopt_state(self, committed: int, history: History) -> None:
+        """Take over the token counts of a state that was written to the leased slots."""
+        self.committed = committed
+        self.history = history
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Binding:
+        """Copy the rows into slots of their own; the pool is never copied."""
+        self._require_whole()
+        other = Binding(self.runner, self.ledger, self.num_sites, static=self.static)
+        memo[id(self)] = other
+        if self.slots is not None:
+            other.lease(self.rows)
+            self.ledger.pool.copy(self._lease, other._lease)
+            other.adopt_state(self.committed, self.history.copy())
+            other._drafted = self._drafted
+        return other
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "the convolution state of this cache lives in an sconv pool and cannot be pickled; call "
+            "Attachment.export(cache) first"
+        )
+
+    def _plan_recorded(self, slots: Tensor, tokens: int) -> tuple[Part, ...]:
+        """Prepare the uncommitted chain: what no rollback can reach is kept for certain at once."""
+        limit = self.runner.max_rollback
+        if self.static:
+            raise ValueError(
+                "assisted decoding with a static cache is refused: transformers 5.24 leaves rejected keys "
+                "in it, reads unwritten slots while it records, and can index past its end. Use a dynamic "
+                "cache"
+            )
+        if limit == 0:
+            raise ValueError(
+                "this cache records for a rollback (assisted decoding), but the model was attached with "
+                "max_rollback=0: attach with max_rollback of at least the number of draft tokens"
+            )
+        total = self.history.length + tokens
+        certain = max(total - limit, 0)
+        parts: tuple[Part, ...] = ()
+        if certain:
+            parts = (self.runner.extend(slots, certain, self.committed),)
+        elif not self.has_state:
+            # A verify step resumes the window whatever it holds.
+            self.ledger.pool.clear(self._lease)
+        parts += (self.runner.verify(slots, certain, total),)
+        self.committed += certain
+        self.history.length = total - certain
+        return parts
+
+    def _convolve_recorded(
+        self,
+        step: _Step,
+        site: ConvSite,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        residual: bool,
+    ) -> Tensor:
+        chain = self.history.chain(site, x)
+        outputs = []
+        for part in step.parts:
+            if len(step.parts) > 1:
+                self.runner.select(part)
+            inputs = chain[:, part.start : part.stop]
+            outputs.append(self.runner.convolve(part, inputs, site, weight, bias, residual))
+        self.history.keep(site, chain, step.parts[-1].start)
+        y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+        return y[:, -step.tokens :]
+
+    def _owns_last_verify(self) -> bool:
+        return self._step is not None and self._step.parts[-1] is self.runner.last_verify
+
+    def _replay(self, slots: Tensor, kept: int) -> None:
+        """Commit without verify windows: another cache of the model has verified since, or rows moved."""
+        part = self.runner.extend(slots, kept, self.committed)
+        self.runner.replay(part, ((key, value[:, :kept]) for key, value in self.history.items()))
+
+    def _refuse_rollback(self, removed: int) -> NoReturn:
+        limit = self.runner.max_rollback
+        if self.history.length >= limit:
+            raise ValueError(
+                f"a rollback of {removed} tokens is deeper than max_rollback={limit}: attach with "
+                f"max_rollback={removed} or more"
+            )
+        raise ValueError(
+            f"a rollback of {removed} tokens, but the cache has recorded {self.history.length} since the "
+            "last crop: convolution state that was cropped once cannot be cropped further"
+        )
+
+    def _require_whole(self) -> None:
+        if self._step is not None and self._step.left:
+            raise RuntimeError(
+                "the last forward with this cache was aborted half-way, so its layers disagree about what "
+                "they have seen: call cache.reset(), or start from a new cache"
+            )
+
+
+def _share_slots(sources: list[int]) -> tuple[list[int], list[tuple[int, int]]]:
+    """Give every slot to the first row that wants it; list ``(row, slot)`` of the others."""
+    new: list[int] = []
+    copies: list[tuple[int, int]] = []
+    seen: set[int] = set()
+    for row, slot in enumerate(sources):
+        if slot in seen:
+            copies.append((row, slot))
+        seen.add(slot)
+        new.append(slot)
+    return new, copies
