@@ -1,7 +1,7 @@
-"""Where a verify step keeps what the commit needs: the window after every draft token.
+"""Where a verify step keeps what the commit needs: every window, or the inputs that make them.
 
 Rows are positions in the batch (of the graph bucket), not slots: a padded row has its own and
-overwrites nobody's. Verify writes here and leaves the pool alone, so a skipped commit loses nothing.
+overwrites nobody's. Verify writes here and leaves the pool alone: a skipped commit loses nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from .errors import GraphBufferError, SpecError
 from .spec import StateSpec
 
-__all__ = ["VerifyWindows"]
+__all__ = ["InputWindows", "VerifyWindows"]
 
 
 class VerifyWindows:
@@ -61,6 +61,11 @@ class VerifyWindows:
         return windows
 
     @property
+    def adopted(self) -> bool:
+        """Whether the tensors belong to an engine, which may read them."""
+        return self._adopted
+
+    @property
     def nbytes(self) -> int:
         """Physical bytes."""
         return sum(layer.numel() * layer.element_size() for layer in self.layers)
@@ -78,6 +83,9 @@ class VerifyWindows:
                 "adopted verify windows are too few", have={"rows": self.rows}, need={"rows": rows}
             )
         self.rows = rows
+        self._allocate(rows)
+
+    def _allocate(self, rows: int) -> None:
         self.layers = tuple(
             torch.zeros(
                 (rows, self._spec.max_draft_tokens, *self._spec.window_shape(layer)),
@@ -88,9 +96,62 @@ class VerifyWindows:
         )
 
     def stream(self, layer_id: int, stream: str) -> Tensor:
-        """Return one stream's windows, always ``[rows, dtn, K-1, D]`` (a transposed view if needed)."""
+        """Return one stream's windows, ``[rows, dtn, K-1, D]``; transposed if the axis asks for it."""
         part = self._spec.stream_slice(layer_id, stream)
         layer = self.layers[layer_id]
         if self._spec.window_axis == "channel":
             layer = layer.transpose(2, 3)
         return layer.narrow(3, part.start, part.dim)
+
+
+class InputWindows(VerifyWindows):
+    """Only the inputs of a verify step, 1/(K-1) of the dense bytes; trees by the path of each node.
+
+    The window after node ``t`` is rebuilt at the commit: the row's persistent window, which verify
+    left alone, followed by its inputs, ``V``, read at ``paths[row, t]``. So, unlike with dense
+    windows, nothing may move a row's slot on between its verify and its commit.
+
+    Attributes:
+        layout: ``"inputs"``.
+        layers: ``[rows, dtn, D]`` per layer, in the state's dtype, whatever the window axis.
+        paths: ``[rows, dtn, K-1]`` int32, where the columns of each node's window lie in ``V``,
+            oldest first; written by tree steps alone. None without speculation.
+    """
+
+    layout = "inputs"
+
+    paths: Tensor | None = None
+
+    @classmethod
+    def adopt(cls, spec: StateSpec, layers: Sequence[Tensor]) -> InputWindows:
+        """Refused: an engine's own windows are dense ones.
+
+        Raises:
+            SpecError: Always.
+        """
+        raise SpecError("windows: only dense verify windows can be adopted (VerifyWindows.adopt)")
+
+    @property
+    def nbytes(self) -> int:
+        """Physical bytes, paths included."""
+        paths = 0 if self.paths is None else self.paths.numel() * self.paths.element_size()
+        return super().nbytes + paths
+
+    def _allocate(self, rows: int) -> None:
+        spec = self._spec
+        self.layers = tuple(
+            torch.zeros(
+                (rows, spec.max_draft_tokens, spec.layer_dim(layer)),
+                dtype=spec.dtype,
+                device=self._device,
+            )
+            for layer in range(spec.num_layers)
+        )
+        self.paths = torch.zeros(
+            (rows, spec.max_draft_tokens, spec.window_size), dtype=torch.int32, device=self._device
+        )
+
+    def stream(self, layer_id: int, stream: str) -> Tensor:
+        """Return one stream's inputs: a view ``[rows, dtn, D]``."""
+        part = self._spec.stream_slice(layer_id, stream)
+        return self.layers[layer_id].narrow(2, part.start, part.dim)
