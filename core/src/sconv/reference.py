@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .batch import ForwardMode
+from .errors import BatchError
 
 __all__ = [
     "commit",
@@ -64,17 +65,17 @@ def row_conv(
         ``y`` ``[n, D]`` and the window after each node ``[n, K-1, D]``, both float64.
 
     Raises:
-        ValueError: An activation that does not exist, or a shape that does not fit.
+        BatchError: An activation that does not exist, or a shape that does not fit.
     """
     if activation not in _ACTIVATIONS:
-        raise ValueError(f"activation={activation!r}: expected one of {_ACTIVATIONS}")
+        raise BatchError(f"activation={activation!r}: expected one of {_ACTIVATIONS}")
     x, window, weight = _exact(x), _exact(window), _exact(weight)
     count, dim = x.shape
     kernel_size = weight.shape[-1]
     if weight.shape not in ((dim, kernel_size), (dim, 1, kernel_size)):
-        raise ValueError(f"weight is {tuple(weight.shape)}, expected [D, K] or [D, 1, K], D={dim}")
+        raise BatchError(f"weight is {tuple(weight.shape)}, expected [D, K] or [D, 1, K], D={dim}")
     if window.shape != (kernel_size - 1, dim):
-        raise ValueError(f"window is {tuple(window.shape)}, expected {(kernel_size - 1, dim)}")
+        raise BatchError(f"window is {tuple(window.shape)}, expected {(kernel_size - 1, dim)}")
     weight = weight.reshape(dim, kernel_size)
     before = _chain(count) if parents is None else _ints(parents)
 
@@ -397,13 +398,13 @@ def time_axis(pool: Tensor, window_axis: str) -> Tensor:
     Applied to the result with the same axis, it returns the original order.
 
     Raises:
-        ValueError: The axis is neither ``"time"`` nor ``"channel"``.
+        BatchError: The axis is neither ``"time"`` nor ``"channel"``.
     """
     if window_axis == "time":
         return pool
     if window_axis == "channel":
         return pool.transpose(-1, -2)
-    raise ValueError(f"window_axis={window_axis!r}: expected 'time' or 'channel'")
+    raise BatchError(f"window_axis={window_axis!r}: expected 'time' or 'channel'")
 
 
 def _rows(
@@ -420,7 +421,7 @@ def _rows(
 ) -> tuple[Tensor, list[list[Tensor]]]:
     """All outputs and, for each row, the window after 0, 1, ... tokens (empty without a slot)."""
     if sum(lengths) > x.shape[0]:
-        raise ValueError(f"x has {x.shape[0]} tokens for rows of {sum(lengths)}")
+        raise BatchError(f"x has {x.shape[0]} tokens for rows of {sum(lengths)}")
     y = torch.zeros(x.shape, dtype=torch.float64)
     windows: list[list[Tensor]] = []
     start = 0
