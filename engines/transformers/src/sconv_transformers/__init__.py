@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .attach import Attachment, attach
+    from .attachment import Attachment, attach
     from .runner import Counters
 
 __all__ = ["Attachment", "Counters", "attach"]
 
-_HOMES = {"Attachment": "attach", "attach": "attach", "Counters": "runner"}
+_HOMES = {"Attachment": "attachment", "attach": "attachment", "Counters": "runner"}
 
 
 def __getattr__(name: str) -> Any:

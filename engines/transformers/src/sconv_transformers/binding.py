@@ -225,12 +225,6 @@ class Binding:
             other._drafted = self._drafted
         return other
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "the convolution state of this cache lives in an sconv pool and cannot be pickled; call "
-            "Attachment.export(cache) first"
-        )
-
     def _plan_recorded(self, slots: Tensor, tokens: int) -> tuple[Part, ...]:
         """Prepare the uncommitted chain: what no rollback can reach is kept for certain at once."""
         limit = self.runner.max_rollback

@@ -15,7 +15,7 @@ from .sites import ConvSite
 if TYPE_CHECKING:
     from transformers.cache_utils import Cache
 
-    from .attach import Attachment
+    from .attachment import Attachment
 
 __all__ = ["SiteHook"]
 

@@ -82,7 +82,7 @@ def _static_fault(layer: object) -> str | None:
             "Inkling's full-attention layers read their position from a static cache after it has moved "
             "on, so every forward but the first computes wrong logits"
         )
-    if isinstance(layer, StaticSlidingWindowLayer) and not layer.is_croppable:
+    if isinstance(layer, StaticSlidingWindowLayer) and not layer._is_croppable:
         return (
             "the masks that generate prepares for a static cache do not fit Inkling's sliding layers once "
             "the cache is longer than their window"

@@ -8,8 +8,9 @@ pooled layers of a cache the first one acts for all, so one call on a cache is o
 
 from __future__ import annotations
 
+import copy
 from functools import cache as memoize
-from typing import Any, NoReturn
+from typing import Any, NoReturn, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -98,6 +99,8 @@ def _pooled(stock: type) -> type:
         "batch_repeat_interleave": _batch_repeat_interleave,
         "batch_select_indices": _batch_select_indices,
         "update_conv_state": _update_conv_state,
+        "__deepcopy__": _deepcopy,
+        "__reduce_ex__": _reduce_ex,
     }
     return type(f"Pooled{stock.__name__}", (stock,), members)
 
@@ -158,6 +161,19 @@ def _resize_attention(layer: Any, method: str, argument: object) -> None:
         raise TypeError(f"{method}: a static cache has a fixed batch; use a dynamic cache")
     if isinstance(layer, DynamicLayer):
         getattr(DynamicLayer, method)(layer, argument)
+
+
+def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+    other = memo[id(self)] = object.__new__(type(self))
+    other.__dict__.update(copy.deepcopy(self.__dict__, memo))
+    return other
+
+
+def _reduce_ex(self: Any, protocol: SupportsIndex) -> NoReturn:
+    raise TypeError(
+        "the convolution state of this cache lives in an sconv pool and cannot be pickled; call "
+        "Attachment.export(cache) first"
+    )
 
 
 def _update_conv_state(self: Any, *args: object, **kwargs: object) -> NoReturn:
