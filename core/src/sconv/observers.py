@@ -65,11 +65,11 @@ class Observers:
         Raises:
             ContractError: It is not made of wrappers, or it names a hook or a parameter that does
                 not exist. It was not added.
-            PluginError: It is here already.
+            PluginError: It, or an object equal to it, is here already: pluggy compares plugins.
         """
         check_observer(observer)
-        if any(present is observer for present in self._present):
-            raise PluginError(f"{observer!r} observes this backend already")
+        if observer in self._present:
+            raise PluginError(f"{observer!r}, or an equal object, observes this backend already")
         self._manager.register(observer, name=_name(observer))
         self._present.append(observer)
 

@@ -81,8 +81,8 @@ def definition(function: Callable[..., Any]) -> str:
 def is_read(function: Callable[..., Any], name: str) -> bool:
     """Return whether the body reads a parameter, as far as its bytecode tells.
 
-    ``del name``, a bare ``name`` and ``_ = name`` are not reads. What is not Python counts as
-    reading: it cannot be known.
+    ``del name``, a bare ``name`` and ``_ = name`` are not reads, nor is reading what was assigned
+    to the name first. What is not Python counts as reading: it cannot be known.
     """
     code = getattr(unwrapped(function), "__code__", None)
     return not isinstance(code, CodeType) or _reads(code, name, frozenset())
@@ -148,6 +148,8 @@ def _reads(code: CodeType, name: str, seen: frozenset[str]) -> bool:
         inner = (const for const in code.co_consts if isinstance(const, CodeType))
         return any(_reads(const, name, seen) for const in inner if name in const.co_freevars)
     steps = list(_steps(code))
+    if not seen and not code.co_exceptiontable and _is_overwritten(steps, name):
+        return False
     for (operation, operand), following in zip(steps, [*steps[1:], ("", "")], strict=True):
         if operation != "LOAD" or operand != name or following[0] == "POP_TOP":
             continue
@@ -157,6 +159,16 @@ def _reads(code: CodeType, name: str, seen: frozenset[str]) -> bool:
         alias = following[1]
         if alias not in seen and _reads(code, alias, seen | {name}):
             return True
+    return False
+
+
+def _is_overwritten(steps: Sequence[tuple[str, str]], name: str) -> bool:
+    """Whether a parameter certainly gets another value before anything reads it."""
+    for operation, operand in steps:
+        if operand == name:
+            return operation != "LOAD"
+        if "JUMP" in operation or operation in ("FOR_ITER", "SEND"):
+            return False
     return False
 
 
