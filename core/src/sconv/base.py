@@ -33,7 +33,9 @@ class BackendBase:
         verify_tokens: Tokens per row of the last verify step that was prepared; the commit's bound.
     """
 
-    def __init__(self, *, spec: StateSpec, device: torch.device, pool: ConvStatePool | None) -> None:
+    def __init__(
+        self, *, spec: StateSpec, device: torch.device, pool: ConvStatePool | None
+    ) -> None:
         """Build the state, unless an adopted pool brings it."""
         self.spec = spec
         self.device = device
@@ -86,7 +88,9 @@ class BackendBase:
         self.forward_metadata = meta if self._is_padded(meta) else replace(meta, padded=False)
 
     @hookimpl
-    def init_forward_metadata_out_graph(self, forward_batch: ForwardBatch, in_capture: bool) -> None:
+    def init_forward_metadata_out_graph(
+        self, forward_batch: ForwardBatch, in_capture: bool
+    ) -> None:
         """See :meth:`sconv.hookspecs.StepSpec.init_forward_metadata_out_graph`."""
         buffers = self._static_buffers(forward_batch)
         tokens = self._plan(forward_batch)

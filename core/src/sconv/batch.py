@@ -214,7 +214,9 @@ class ForwardBatch:
         if (next_token is None) != (next_sibling is None):
             raise BatchError("next_token and next_sibling come together: first child, next sibling")
         if parents is not None and next_token is not None:
-            raise BatchError("a tree comes as parents or as next_token and next_sibling, not as both")
+            raise BatchError(
+                "a tree comes as parents or as next_token and next_sibling, not as both"
+            )
         return cls(
             ForwardMode.TARGET_VERIFY,
             rows,
@@ -248,7 +250,9 @@ class ForwardBatch:
         rows = _rows(req_pool_indices, slots)
         per_row = _draft_tokens(draft_token_num)
         if seq_lens is None or num_accept_tokens is None:
-            raise BatchError("draft_extend needs seq_lens and num_accept_tokens, one number per row each")
+            raise BatchError(
+                "draft_extend needs seq_lens and num_accept_tokens, one number per row each"
+            )
         return cls(
             ForwardMode.DRAFT_EXTEND,
             rows,

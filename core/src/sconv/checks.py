@@ -35,9 +35,7 @@ def strict() -> bool:
     return os.environ.get("SCONV_CHECK", "0") not in ("", "0")
 
 
-def check_batch(
-    batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool, max_rows: int
-) -> None:
+def check_batch(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool, max_rows: int) -> None:
     """Check a step against a backend. Out of graph.
 
     Raises:
@@ -105,7 +103,9 @@ def check_commit(
     ):
         _check_vector(name, value, (rows,), _INDEX, pool.device)
     if (mamba_track_indices is None) != (mamba_steps_to_track is None):
-        raise BatchError("mamba_track_indices and mamba_steps_to_track come together, or neither does")
+        raise BatchError(
+            "mamba_track_indices and mamba_steps_to_track come together, or neither does"
+        )
     if rows > max_rows:
         raise BatchError(f"the commit has {rows} rows, a verify step has at most {max_rows}")
 
@@ -163,9 +163,7 @@ def check_conv(
             raise BatchError(f"{name} is on {tensor.device}, the state is on {device}")
 
 
-def _refuse_x(
-    x: Tensor, dim: int, meta: ShortConvMetadata, layer_id: int, stream: str
-) -> None:
+def _refuse_x(x: Tensor, dim: int, meta: ShortConvMetadata, layer_id: int, stream: str) -> None:
     raise BatchError(
         f"x has shape {list(x.shape)}: expected packed [T, D] = [{meta.num_tokens}, {dim}] for stream "
         f"{stream!r} of layer {layer_id} in a {meta.forward_mode.value} step of {meta.batch_size} rows"
@@ -198,7 +196,10 @@ def _check_values(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool) -> 
     if batch.req_pool_indices is not None:
         _check_range("req_pool_indices", batch.req_pool_indices, 0, spec.max_requests)
     if not pool.translates_on_host and not isinstance(pool.virtual_to_physical, Tensor):
-        for name, value in (("slots", batch.slots), ("mamba_track_indices", batch.mamba_track_indices)):
+        for name, value in (
+            ("slots", batch.slots),
+            ("mamba_track_indices", batch.mamba_track_indices),
+        ):
             if value is not None:
                 _check_range(name, value, -1, pool.num_rows - 1)
     if batch.extend_seq_lens is not None:
@@ -206,7 +207,9 @@ def _check_values(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool) -> 
         total = int(batch.extend_seq_lens.sum())
         # A padded bucket has tokens past the last row, so more is fine and fewer is not.
         if batch.num_tokens is not None and batch.num_tokens < total:
-            raise BatchError(f"num_tokens={batch.num_tokens}, but extend_seq_lens add up to {total}")
+            raise BatchError(
+                f"num_tokens={batch.num_tokens}, but extend_seq_lens add up to {total}"
+            )
     if strict():
         _check_strict(batch, pool)
 
@@ -216,7 +219,8 @@ def _check_range(name: str, value: Tensor, low: int, high: int | None) -> None:
     if least < low or (high is not None and most > high):
         wrong = least if least < low else most
         raise BatchError(
-            f"{name} holds {wrong}: expected {low} to {high}" if high is not None
+            f"{name} holds {wrong}: expected {low} to {high}"
+            if high is not None
             else f"{name} holds {wrong}: expected {low} or more"
         )
 
@@ -225,7 +229,9 @@ def _check_strict(batch: ForwardBatch, pool: ConvStatePool) -> None:
     if batch.num_accept_tokens is not None:
         most = int(batch.num_accept_tokens.max())
         if most > (batch.tokens_per_row or 0):
-            raise BatchError(f"num_accept_tokens holds {most}: a row has {batch.tokens_per_row} tokens")
+            raise BatchError(
+                f"num_accept_tokens holds {most}: a row has {batch.tokens_per_row} tokens"
+            )
     if pool.translates_on_host or batch.forward_mode is ForwardMode.IDLE:
         return
     if batch.slots is not None:
@@ -233,10 +239,8 @@ def _check_strict(batch: ForwardBatch, pool: ConvStatePool) -> None:
     else:
         assert batch.req_pool_indices is not None
         slots = pool.req_to_slot.index_select(0, batch.req_pool_indices)
-    live = pool.translate_(slots)
-    live = live[live > 0]
-    if live.unique().numel() != live.numel():
+    live = sorted(int(slot) for slot in pool.translate_(slots).tolist() if slot > 0)
+    if len(set(live)) != len(live):
         raise BatchError(
-            f"two rows of the batch have one slot: {sorted(live.tolist())}. Only the dummy slot 0 may "
-            "be shared"
+            f"two rows of the batch have one slot: {live}. Only the dummy slot 0 may be shared"
         )

@@ -63,8 +63,8 @@ def fill_metadata(
             assert batch.next_sibling is not None
             parents = parents_from_links(batch.next_token, batch.next_sibling)
         ancestor_taps(parents, meta.tree_taps.shape[2], out=meta.tree_taps)
-    _fill_snapshots(meta, batch, pool, buffers)
     _fill_writes(meta, batch)
+    _fill_snapshots(meta, batch, pool, buffers)
 
 
 def _fill_lengths(meta: ShortConvMetadata, batch: ForwardBatch) -> None:
@@ -160,9 +160,9 @@ def _fill_writes(meta: ShortConvMetadata, batch: ForwardBatch) -> None:
     elif meta.num_accept_tokens is not None:
         assert batch.num_accept_tokens is not None
         meta.num_accept_tokens.copy_(batch.num_accept_tokens)
-        meta.writes &= meta.num_accept_tokens >= 0
-        meta.writes &= meta.num_accept_tokens <= (meta.tokens_per_row or 0)
+        meta.writes.logical_and_(meta.num_accept_tokens >= 0)
+        meta.writes.logical_and_(meta.num_accept_tokens <= (meta.tokens_per_row or 0))
     elif batch.extend_seq_lens is not None:
-        meta.writes &= batch.extend_seq_lens > 0
+        meta.writes.logical_and_(batch.extend_seq_lens > 0)
     elif batch.forward_mode is ForwardMode.IDLE:
         meta.writes.zero_()

@@ -1,53 +1,118 @@
 """Vectorised arithmetic of short convolutions, in plain torch on any device.
 
-Windows are time-major here, ``[N, K-1, D]`` with the oldest input first, whatever the pool's axis.
-Nothing reads a value on the host and no shape depends on data.
+Windows and inputs are time-major here, oldest first, whatever the pool's axis. Nothing reads a
+value on the host and no shape depends on data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["combine_taps", "gather_windows", "write_rows"]
+__all__ = ["convolve", "convolve_step", "gather_windows", "select_nodes"]
+
+#: Input elements of a block: its float32 temporaries stay in a core's second-level cache.
+_BLOCK: Final = 1 << 17
 
 
-def combine_taps(
-    taps: Sequence[Tensor],
+def convolve(
+    inputs: Tensor,
     weight: Tensor,
+    *,
     bias: Tensor | None,
     activation: str | None,
     residual: bool,
-    *,
     out: Tensor,
 ) -> None:
-    """``out = act(bias + sum_j taps[j] * weight[:, j]) (+ taps[K-1])``, rounded once. In graph.
+    """``out = act(bias + sum_j inputs[:, t + j] * weight[:, j]) (+ inputs[:, t + K-1])``. In graph.
 
-    The sum is float32 whatever the inputs, and runs from the current token to the oldest.
+    Summed in float32 from the oldest tap to the current token, without fused multiply-add, and
+    rounded once. An element's value does not depend on how the work is cut into blocks.
 
     Args:
-        taps: K tensors ``[..., D]``, oldest first; the last is the current token.
+        inputs: ``[N, n + K-1, D]``: N sequences, each with the K-1 inputs before its first output.
         weight: ``[D, K]``.
         bias: ``[D]`` or None.
         activation: None, ``"silu"`` or ``"swish"``.
         residual: Add the current token after the activation.
-        out: ``[..., D]``, any float dtype.
+        out: ``[N, n, D]``, any float dtype.
     """
-    columns = weight.to(torch.float32).unbind(1)  # K x [D]
-    current = taps[-1].to(torch.float32)
-    acc = current * columns[-1]
-    for tap, column in zip(reversed(taps[:-1]), reversed(columns[:-1]), strict=True):
-        acc.addcmul_(tap.to(torch.float32), column)
+    columns = _columns(weight)
+    axis = 0 if out.shape[0] > 1 else 1
+    halo = 0 if axis == 0 else len(columns) - 1
+    size = out.shape[axis]
+    step = max(1, _BLOCK * size // max(1, inputs.numel()))
+    for start in range(0, size, step):
+        count = min(step, size - start)
+        block = inputs.narrow(axis, start, count + halo).to(torch.float32)
+        target = out.narrow(axis, start, count)
+        length = target.shape[1]
+        taps = [block[:, j : j + length] for j in range(len(columns))]
+        _sum_taps(taps, columns, bias, activation, residual, target)
+
+
+def convolve_step(
+    old: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    *,
+    bias: Tensor | None,
+    activation: str | None,
+    residual: bool,
+    out: Tensor,
+) -> None:
+    """Convolve one token per row, bit for bit as :func:`convolve` would. In graph.
+
+    Args:
+        old: ``[B, K-1, D]`` windows.
+        x: ``[B, D]`` tokens.
+        weight: ``[D, K]``.
+        bias: ``[D]`` or None.
+        activation: None, ``"silu"`` or ``"swish"``.
+        residual: Add x after the activation.
+        out: ``[B, D]``, any float dtype.
+    """
+    columns = _columns(weight)
+    size = x.shape[0]
+    step = max(1, _BLOCK * size // max(1, old.numel()))
+    for start in range(0, size, step):
+        count = min(step, size - start)
+        taps = [
+            *old.narrow(0, start, count).to(torch.float32).unbind(1),
+            x.narrow(0, start, count).to(torch.float32),
+        ]
+        _sum_taps(taps, columns, bias, activation, residual, out.narrow(0, start, count))
+
+
+def _columns(weight: Tensor) -> tuple[Tensor, ...]:
+    """K contiguous float32 columns ``[D]``."""
+    return weight.to(torch.float32).t().contiguous().unbind(0)
+
+
+def _sum_taps(
+    taps: Sequence[Tensor],
+    columns: Sequence[Tensor],
+    bias: Tensor | None,
+    activation: str | None,
+    residual: bool,
+    out: Tensor,
+) -> None:
+    direct = out if out.dtype is torch.float32 else None
+    acc = torch.mul(taps[0], columns[0], out=direct)
+    for tap, column in zip(taps[1:], columns[1:], strict=True):
+        acc.addcmul_(tap, column)
     if bias is not None:
         acc += bias
     if activation is not None:
         functional.silu(acc, inplace=True)
     if residual:
-        acc += current
-    out.copy_(acc)
+        acc += taps[-1]
+    if direct is None:
+        out.copy_(acc)
 
 
 def gather_windows(source: Tensor, old: Tensor, x: Tensor) -> Tensor:
@@ -65,23 +130,10 @@ def gather_windows(source: Tensor, old: Tensor, x: Tensor) -> Tensor:
     window = old.shape[1]
     tokens = x.index_select(0, source.clamp(min=0).view(-1)).view(old.shape).to(old.dtype)
     columns = (source + window).clamp(0, window - 1)
-    kept = old.gather(1, columns[:, :, None].expand(old.shape))
-    return torch.where((source >= 0)[:, :, None], tokens, kept)
+    return torch.where((source >= 0)[:, :, None], tokens, select_nodes(old, columns))
 
 
-def write_rows(pool: Tensor, rows: Tensor, values: Tensor, mask: Tensor | None, old: Tensor) -> None:
-    """Write ``values[i]`` to ``pool[rows[i]]`` where ``mask[i]``; None = everywhere. In graph.
-
-    A masked row writes back what was there, since a recorded step cannot drop it. Rows that share a
-    target are all masked ones, or all point at the dummy row 0.
-
-    Args:
-        pool: ``[S, K-1, D]``, any strides.
-        rows: ``[B]`` int64, 0 or more.
-        values: ``[B, K-1, D]`` in the pool's dtype.
-        mask: ``[B]`` bool or None.
-        old: ``[B, K-1, D]``, the rows' content.
-    """
-    if mask is not None:
-        values = torch.where(mask[:, None, None], values, old)
-    pool.index_copy_(0, rows, values)
+def select_nodes(inputs: Tensor, index: Tensor) -> Tensor:
+    """Pick positions per row: ``[B, n, D]`` by ``[B, ...]`` int64 -> ``[B, ..., D]``. In graph."""
+    flat = index.reshape(index.shape[0], -1, 1).expand(-1, -1, inputs.shape[2])
+    return inputs.gather(1, flat).view(*index.shape, inputs.shape[2])

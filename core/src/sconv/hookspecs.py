@@ -90,7 +90,9 @@ class StepSpec:
         """Prepare an eager step: the out-of-graph part, then the in-graph part, in fresh tensors."""
 
     @hookspec(firstresult=True)
-    def init_forward_metadata_out_graph(self, forward_batch: ForwardBatch, in_capture: bool) -> None:
+    def init_forward_metadata_out_graph(
+        self, forward_batch: ForwardBatch, in_capture: bool
+    ) -> None:
         """Host part of a step that is captured or replayed. May sync, allocate and branch.
 
         Args:

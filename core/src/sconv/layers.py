@@ -76,7 +76,9 @@ def _check(spec: StateSpec, number: int, tensor: Tensor, axis: int, device: torc
     if tensor.device != device:
         raise SpecError(f"{where} is on {tensor.device}, the others on {device}")
     if tensor.dim() != 3:
-        raise SpecError(f"{where} has shape {list(tensor.shape)}: expected [rows, ...] in 3 dimensions")
+        raise SpecError(
+            f"{where} has shape {list(tensor.shape)}: expected [rows, ...] in 3 dimensions"
+        )
     dim = tensor.shape[3 - axis]
     if dim != spec.layer_dim(number) or tensor.shape[axis] < spec.window_size:
         order = "[rows, K-1, D]" if axis == 1 else "[rows, D, K-1]"

@@ -271,7 +271,9 @@ class ConvStatePool:
         self._checked("copy", sorted(set(sources)))
         self._checked("copy", targets)
         if both := sorted(set(sources) & set(targets)):
-            raise SlotError(f"copy: slots {both} are source and destination; the order would decide")
+            raise SlotError(
+                f"copy: slots {both} are source and destination; the order would decide"
+            )
         source, target = self._index(sources), self._index(targets)
         for layer in self.layers:
             layer.index_copy_(0, target, layer.index_select(0, source))
@@ -362,4 +364,6 @@ def _host_ids(what: str, slots: SlotIds) -> list[int]:
         ids = list(slots)  # type: ignore[arg-type]
         return [slot.__index__() for slot in ids]
     except (TypeError, AttributeError):
-        raise SlotError(f"{what}: got {slots!r}; expected an id, a sequence of ids or a tensor") from None
+        raise SlotError(
+            f"{what}: got {slots!r}; expected an id, a sequence of ids or a tensor"
+        ) from None

@@ -75,6 +75,8 @@ class SlotAllocator:
                 hint = " (slot 0 is the dummy, -1 means no slot)" if slot in (0, -1) else ""
                 raise SlotError(f"{what}: slot {slot} is outside 1..{self.num_slots}{hint}")
             if not self._in_use[slot]:
-                raise SlotError(f"{what}: slot {slot} is not in use; it was freed or never handed out")
+                raise SlotError(
+                    f"{what}: slot {slot} is not in use; it was freed or never handed out"
+                )
         if len(set(slots)) != len(slots):
             raise SlotError(f"{what}: {list(slots)} names a slot twice")

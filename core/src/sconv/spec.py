@@ -187,14 +187,18 @@ def _freeze_streams(
         else:
             nested.append(tuple(item))
     if flat and nested:
-        raise SpecError("streams mixes Stream and sequences of Stream: give one list, or one per layer")
+        raise SpecError(
+            "streams mixes Stream and sequences of Stream: give one list, or one per layer"
+        )
     if not flat and not nested:
         raise SpecError("streams is empty: a layer has at least one convolution")
     if flat:
         _check_streams(flat, "streams")
         return (tuple(flat),) * num_layers
     if len(nested) != num_layers:
-        raise SpecError(f"streams has {len(nested)} lists for num_layers={num_layers}: one per layer")
+        raise SpecError(
+            f"streams has {len(nested)} lists for num_layers={num_layers}: one per layer"
+        )
     for index, layer in enumerate(nested):
         _check_streams(layer, f"streams[{index}]")
     return tuple(nested)

@@ -96,7 +96,7 @@ class VerifyWindows:
         )
 
     def stream(self, layer_id: int, stream: str) -> Tensor:
-        """Return one stream's windows, ``[rows, dtn, K-1, D]``; transposed if the axis asks for it."""
+        """Return one stream's windows ``[rows, dtn, K-1, D]``, transposed for the channel axis."""
         part = self._spec.stream_slice(layer_id, stream)
         layer = self.layers[layer_id]
         if self._spec.window_axis == "channel":

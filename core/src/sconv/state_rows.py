@@ -1,0 +1,84 @@
+"""One stream's state, read and written by row, whatever axis its windows lie along."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["StateRows"]
+
+
+class StateRows:
+    """Gathers and scatters windows of one stream of one layer; pure moves, in graph.
+
+    Callers see time-major windows, ``[B, K-1, D]`` with the oldest input first.
+
+    Moving 2-byte elements one at a time is what torch's scatter does on a CPU. Where the layout
+    allows it, they travel as 8-byte words: 2 to 4 times as fast for 256 rows of 3 x 6144.
+    """
+
+    __slots__ = ("_flat", "_newest", "_older", "_state", "_time_major", "_words")
+
+    def __init__(self, state: Tensor, *, time_major: bool) -> None:
+        """Wrap ``[S, K-1, D]`` or ``[S, D, K-1]``; views are made here, once."""
+        self._state = state
+        self._time_major = time_major
+        #: A channel-major window is one run of memory; only as such can words span its columns.
+        self._flat = not time_major and state[0].is_contiguous()
+        target = state.flatten(1) if self._flat else state
+        self._words = _as_words(target)
+        self._older = self._newest = None
+        if time_major and self._words is not None:
+            self._older, self._newest = self._words[:, :-1], self._words[:, -1]
+
+    def read(self, rows: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """Return a copy of the windows of ``rows`` (``[B]`` int64), in ``out`` if it is given."""
+        if self._time_major:
+            if out is None:
+                return self._state.index_select(0, rows)
+            return torch.index_select(self._state, 0, rows, out=out)
+        windows = self._state.index_select(0, rows).transpose(1, 2)
+        return windows if out is None else out.copy_(windows)
+
+    def write(self, rows: Tensor, windows: Tensor) -> None:
+        """Write windows ``[B, K-1, D]`` in the state's dtype.
+
+        Rows that are named twice hold equal values, or are the dummy row 0.
+        """
+        values = windows if self._time_major else windows.transpose(1, 2)
+        if self._flat:
+            values = values.flatten(1)
+        if self._words is None:
+            target = self._state.flatten(1) if self._flat else self._state
+            target.index_copy_(0, rows, values)
+            return
+        self._words.index_copy_(0, rows, _copied_words(values))
+
+    def append(self, rows: Tensor, old: Tensor, x: Tensor) -> None:
+        """Move windows on by one token: drop the oldest of ``old``, append ``x`` (``[B, D]``)."""
+        x = x.to(old.dtype)
+        if self._older is None or self._newest is None:
+            self.write(rows, torch.cat([old[:, 1:], x[:, None]], dim=1))
+            return
+        if old.shape[1] > 1:
+            self._older.index_copy_(0, rows, _copied_words(old[:, 1:]))
+        self._newest.index_copy_(0, rows, _copied_words(x))
+
+
+def _as_words(tensor: Tensor) -> Tensor | None:
+    """View a tensor as 8-byte words along its last axis, or None where that cannot be."""
+    per_word = 8 // tensor.element_size()
+    *strides, last = tensor.stride()
+    fits = (
+        last == 1
+        and tensor.shape[-1] % per_word == 0
+        and tensor.storage_offset() % per_word == 0
+        and not any(stride % per_word for stride in strides)
+    )
+    return tensor.view(torch.int64) if fits else None
+
+
+def _copied_words(values: Tensor) -> Tensor:
+    """View as words what has the width for it; a copy where only the strides are in the way."""
+    words = _as_words(values)
+    return values.contiguous().view(torch.int64) if words is None else words

@@ -1,0 +1,13 @@
+"""What the tests of every backend share: digits, random steps, the oracle, a recorder.
+
+A plugin's tests import this, so that a CUDA backend meets the same batches as the CPU's. Hypothesis
+is needed by :mod:`sconv.testing.strategies` alone and torch by all of it; nothing in the library
+imports this package.
+
+* :mod:`~sconv.testing.digits`: inputs whose outputs read as decimal digits;
+* :mod:`~sconv.testing.poison`: new memory is NaN instead of whatever was there;
+* :mod:`~sconv.testing.recording`: capture and replay, on any device;
+* :mod:`~sconv.testing.steps`: one step in plain numbers;
+* :mod:`~sconv.testing.harness`: runs steps on a backend and on the oracle, and compares;
+* :mod:`~sconv.testing.strategies`: random specs and steps.
+"""

@@ -1,0 +1,60 @@
+"""Depthwise convolution through oneDNN, where it gives the same bits as plain torch.
+
+A packed ``[T, D]`` stream is an image of height T, width 1 and D channels in channels-last order, so
+a short convolution is torch's ``conv2d`` with one group per channel, on the memory as it lies. For
+16-bit inputs oneDNN accumulates in float32 and rounds once; products of two 16-bit numbers are exact
+in float32, so its fused multiply-adds round like separate ones, and only the order of the taps
+could differ. Whether it does is tested once per dtype and width, on this machine.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sconv.dense_ops import convolve
+
+__all__ = ["conv_rows", "matches_plain_torch", "supports"]
+
+#: Fewer channels take other oneDNN kernels, and are not worth a call.
+_MIN_DIM: Final = 16
+
+
+def supports(dim: int, *dtypes: torch.dtype) -> bool:
+    """Whether a convolution of these dtypes may go to oneDNN: one 16-bit dtype for all."""
+    return (
+        dim >= _MIN_DIM
+        and dtypes[0] in (torch.bfloat16, torch.float16)
+        and all(dtype is dtypes[0] for dtype in dtypes[1:])
+        and bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)
+    )
+
+
+def conv_rows(inputs: Tensor, weight: Tensor, *, padding: int = 0) -> Tensor:
+    """Convolve ``[N, n + K-1, D]`` by ``[D, K]`` into ``[N, n, D]``, no bias, rounded once.
+
+    ``padding`` rows of zeros go before and after each sequence.
+    """
+    rows, length, dim = inputs.shape
+    image = inputs.contiguous().view(rows, length, 1, dim).permute(0, 3, 1, 2)
+    kernel = weight.contiguous().view(dim, 1, -1, 1)
+    out = functional.conv2d(image, kernel, groups=dim, padding=(padding, 0))
+    return out.permute(0, 2, 3, 1).reshape(rows, -1, dim)
+
+
+@cache
+def matches_plain_torch(dtype: torch.dtype, kernel_size: int) -> bool:
+    """Whether oneDNN gives :func:`sconv.dense_ops.convolve`'s bits here, on a set of shapes."""
+    generator = torch.Generator().manual_seed(0)
+    for rows, length, dim in ((1, 1, 64), (1, 37, 130), (5, 1, 48), (3, 7, 256)):
+        inputs = torch.randn(rows, length + kernel_size - 1, dim, generator=generator).to(dtype)
+        weight = torch.randn(dim, kernel_size, generator=generator).to(dtype)
+        plain = torch.empty(rows, length, dim, dtype=dtype)
+        convolve(inputs, weight, bias=None, activation=None, residual=False, out=plain)
+        if not torch.equal(plain, conv_rows(inputs, weight)):
+            return False
+    return True

@@ -1,0 +1,48 @@
+"""Hypothesis runs the same examples everywhere; ``HYPOTHESIS_PROFILE=search`` looks for new ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+import sconv
+from sconv.testing.poison import PoisonedMemory
+
+settings.register_profile(
+    "repeatable",
+    derandomize=True,
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.register_profile("search", deadline=None, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+#: Builds the backend under test from a spec, and an adopted pool if there is one.
+Load = Callable[..., sconv.Backend]
+
+
+@pytest.fixture(scope="session")
+def load() -> Load:
+    def build(
+        spec: sconv.StateSpec, pool: sconv.ConvStatePool | None = None
+    ) -> sconv.Backend:
+        return sconv.load_backend("cpu", spec=spec, pool=pool)
+
+    return build
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    """Uninitialised memory is NaN in every test here."""
+    with PoisonedMemory():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
