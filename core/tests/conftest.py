@@ -53,7 +53,7 @@ class Site:
         folder = (root or self.root) / f"{name.replace('-', '_')}-{version}.dist-info"
         folder.mkdir(parents=True)
         folder.joinpath("METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n\nName: not this\n"
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
         )
         lines = []
         for group, entries in (("sconv.backends", backends), ("sconv.commands", commands)):

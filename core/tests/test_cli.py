@@ -80,6 +80,14 @@ def test_the_environments_choice_is_the_selected_one(site, capsys, monkeypatch):
     assert "'c', asked for by SCONV_BACKEND, is not installed" in report["error"]
 
 
+def test_plug_13_only_the_rightful_owner_of_a_name_is_the_selected_one(site, capsys):
+    site.plugin("cpu", "sconv-plugin-cpu")
+    site.plugin("cpu", "sconv-z")
+    report = json.loads(run(capsys, "backends", "--json")[1])
+    states = {row["distribution"]: row["state"] for row in report["backends"]}
+    assert states == {"sconv-plugin-cpu": "selected", "sconv-z": "broken"}
+
+
 def test_a_tie_is_shown_and_nothing_is_selected(site, capsys):
     site.plugin("a")
     site.plugin("b")
@@ -178,6 +186,9 @@ def test_cores_own_command_cannot_be_taken(site, capsys):
     code, out, _ = run(capsys, "backends", "--json")
     assert code == 0
     assert json.loads(out)["backends"] == []
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    assert "sconv-x" not in capsys.readouterr().out
 
 
 def test_an_error_of_this_project_ends_a_command_in_one_line(site, capsys):
@@ -234,17 +245,24 @@ def test_version(alone):
     assert alone.python("-m", "sconv", "--version").stdout == "sconv 0.0.1\n"
 
 
-def test_a_broken_pipe_is_quiet(alone):
-    alone.module("gen", "def main(argv):\n    while True:\n        print('text')")
-    alone.distribution("sconv-extra", commands={"measure": "gen:main"})
-    with subprocess.Popen(
-        [sys.executable, "-S", "-B", "-m", "sconv", "measure"],
+def _started(alone, *arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-S", "-B", "-m", "sconv", *arguments],
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(alone.root)},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-    ) as process:
-        assert process.stdout.readline() == b"text\n"
+    )
+
+
+@pytest.mark.parametrize("body", ["print('text')", "while True: print('text')"])
+def test_a_broken_pipe_is_quiet(alone, body):
+    alone.module("gen", f"def main(argv):\n    input()\n    {body}\n    return 0")
+    alone.distribution("sconv-extra", commands={"measure": "gen:main"})
+    with _started(alone, "measure") as process:
         process.stdout.close()
+        process.stdin.write(b"go\n")
+        process.stdin.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
 
@@ -255,12 +273,7 @@ def test_an_interrupt_ends_with_130(alone):
         "import signal\ndef main(argv):\n    print('ready', flush=True)\n    signal.pause()",
     )
     alone.distribution("sconv-extra", commands={"measure": "gen:main"})
-    with subprocess.Popen(
-        [sys.executable, "-S", "-B", "-m", "sconv", "measure"],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(alone.root)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
+    with _started(alone, "measure") as process:
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGINT)
         assert process.stderr.read() == b""

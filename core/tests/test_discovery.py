@@ -248,6 +248,14 @@ def test_entry_points_that_do_not_parse_hide_nothing_and_are_reported(site):
     assert "sconv_torn-1.0.dist-info" in line
 
 
+def test_only_the_headers_of_metadata_count(site):
+    folder = site.distribution("sconv-torn", backends={"torn": "torn:plugin"})
+    folder.joinpath("METADATA").write_text("Name: sconv-torn\n\nVersion: 1.0 was fine.\n")
+    assert sconv.backends() == []
+    (line,) = damaged_metadata()
+    assert "sconv_torn-1.0.dist-info names no distribution" in line
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 def test_plug_8_one_name_from_two_distributions(site, tmp_path, monkeypatch, reverse):
     modules = [site.plugin("hexagon", "sconv-x"), site.plugin("hexagon", "sconv-y")]

@@ -460,6 +460,7 @@ def commit(body: str) -> Any:
         "del req_pool_indices",
         "_ = req_pool_indices",
         "a = req_pool_indices\nb = a",
+        "a = req_pool_indices\nreq_pool_indices = a",
         "req_pool_indices",
         "req_pool_indices = self.forward_metadata",
         "req_pool_indices = self.forward_metadata\nif req_pool_indices:\n    return 1",

@@ -167,13 +167,26 @@ class Backend:
             residual: Add ``x`` after the activation.
 
         Returns:
-            ``[T, D]`` in x's dtype; zero for rows without a slot.
+            ``[T, D]`` in x's dtype; zero for rows without a slot. Not differentiable.
 
         Raises:
             BatchError: An argument has the wrong shape, dtype, device or strides; nothing changed.
             SpecError: The layer or the stream does not exist.
             MetadataError: The step was not prepared with this batch.
         """
+        if torch.is_grad_enabled():
+            # State outlives the step, so it must not hold the step's autograd graph.
+            with torch.no_grad():
+                return self.short_conv(
+                    x,
+                    weight,
+                    layer_id=layer_id,
+                    stream=stream,
+                    forward_batch=forward_batch,
+                    bias=bias,
+                    activation=activation,
+                    residual=residual,
+                )
         check_conv(
             x,
             weight,
@@ -216,6 +229,18 @@ class Backend:
             BatchError: The sequences differ in length, name a stream twice, or hold a bad argument;
                 nothing changed.
         """
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self.short_conv_group(
+                    xs,
+                    weights,
+                    layer_id=layer_id,
+                    streams=streams,
+                    forward_batch=forward_batch,
+                    biases=biases,
+                    activation=activation,
+                    residual=residual,
+                )
         if biases is None:
             biases = [None] * len(xs)
         if not len(xs) == len(weights) == len(streams) == len(biases):

@@ -72,9 +72,9 @@ class BackendBase:
                 have={"max_bs": max_bs, "max_num_tokens": max_num_tokens},
                 need={"max_bs": max(max_bs, 1), "max_num_tokens": max(max_bs, 1)},
             )
-        self.pool.windows.reserve(max_bs)
-        # Captures may run under inference mode; tensors made there could not be filled outside of it.
+        # A tensor made under inference mode could not be filled outside of it later.
         with torch.inference_mode(False):
+            self.pool.windows.reserve(max_bs)
             self._buffers = MetadataBuffers(self.spec, max_bs, max_num_tokens, self.device)
 
     @hookimpl

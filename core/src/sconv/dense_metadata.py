@@ -12,6 +12,7 @@ from torch import Tensor
 from .batch import ForwardBatch, ForwardMode
 from .metadata import MetadataBuffers, ShortConvMetadata
 from .pool import ConvStatePool
+from .tracking import crossing_steps
 from .tree import ancestor_taps, parents_from_links
 
 __all__ = ["fill_metadata", "lookup_slots"]
@@ -140,12 +141,10 @@ def _tokens_until_snapshot(
         assert batch.seq_lens is not None
         assert batch.num_accept_tokens is not None
         grid = pool.spec.track_grid
-        before = batch.seq_lens.to(torch.int64)
         if grid is None:
-            return torch.full_like(before, -1)
-        after = before + batch.num_accept_tokens
-        boundary = after.div(grid, rounding_mode="floor") * grid
-        return torch.where(boundary > before, boundary - before, -1)
+            return torch.full_like(meta.cu[1:], -1)
+        node = crossing_steps(batch.seq_lens, batch.num_accept_tokens, grid)
+        return torch.where(node >= 0, node + 1, -1)
     if batch.extend_prefix_lens is None:
         return None
     if batch.mamba_track_seqlens is None:

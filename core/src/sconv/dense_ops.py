@@ -79,6 +79,10 @@ def convolve_step(
     columns = _columns(weight)
     size = x.shape[0]
     step = max(1, _BLOCK * size // max(1, old.numel()))
+    if step >= size:
+        taps = [*old.to(torch.float32).unbind(1), x.to(torch.float32)]
+        _sum_taps(taps, columns, bias, activation, residual, out)
+        return
     for start in range(0, size, step):
         count = min(step, size - start)
         taps = [

@@ -53,13 +53,15 @@ class ConvStatePool:
         self.device = torch.device(device)
         self.null_slots = tuple(sorted({int(slot) for slot in null_slots}))
         self.virtual_to_physical = virtual_to_physical
-        self.req_to_slot = torch.full(
-            (spec.max_requests + 1,), -1, dtype=torch.int32, device=self.device
-        )
-        self.req_to_slot[0] = 0
         self._slots = None if adopted else SlotAllocator(spec.num_slots)
-        self._layers = layers if adopted else LayerTensors.allocate(spec, self.device)
-        self.windows = windows if windows is not None else VerifyWindows(spec, self.device)
+        # A tensor made under inference mode could not be written outside of it later.
+        with torch.inference_mode(False):
+            self.req_to_slot = torch.full(
+                (spec.max_requests + 1,), -1, dtype=torch.int32, device=self.device
+            )
+            self.req_to_slot[0] = 0
+            self._layers = layers if adopted else LayerTensors.allocate(spec, self.device)
+            self.windows = windows if windows is not None else VerifyWindows(spec, self.device)
 
     @classmethod
     def adopt(

@@ -141,9 +141,7 @@ class Step:
                     mamba_track_indices=targets,
                 )
             case _:
-                make = (
-                    ForwardBatch.mixed if self.mode is ForwardMode.MIXED else ForwardBatch.extend
-                )
+                make = ForwardBatch.mixed if self.mode is ForwardMode.MIXED else ForwardBatch.extend
                 return make(
                     rows,
                     lengths(self.lengths),

@@ -116,9 +116,7 @@ def steps(
             target if slot != 0 else -1 for slot, target in zip(slots, targets, strict=True)
         )
         if draw(st.booleans()):
-            track["track_mask"] = tuple(
-                draw(st.lists(st.booleans(), min_size=rows, max_size=rows))
-            )
+            track["track_mask"] = tuple(draw(st.lists(st.booleans(), min_size=rows, max_size=rows)))
 
     match mode:
         case ForwardMode.DECODE:
@@ -182,9 +180,7 @@ class Adopted:
 
 
 @st.composite
-def adopted_pools(
-    draw: st.DrawFn, spec: StateSpec, device: torch.device | str = "cpu"
-) -> Adopted:
+def adopted_pools(draw: st.DrawFn, spec: StateSpec, device: torch.device | str = "cpu") -> Adopted:
     """Draw engine memory: stacked or per layer, slots wider than a window, padding all around it.
 
     Ids are the pool's rows, or virtual ones with a table or a function; "no slot" is -1, 0 or both.
