@@ -6,10 +6,10 @@ import copy
 import pickle
 
 import pytest
-import sconv
 import torch
 from transformers import DynamicCache
 
+import sconv
 import sconv_transformers
 from sconv_transformers import attach
 
@@ -46,7 +46,9 @@ def test_detach_restores_the_model(make_model, name, ids):
     assert [type(module) for module in model.modules()] == classes
     assert [sorted(vars(module)) for module in model.modules()] == keys
     assert not model._forward_pre_hooks
-    assert model.generate(ids(1, 5), max_new_tokens=6, do_sample=False).tolist() == expected.tolist()
+    assert (
+        model.generate(ids(1, 5), max_new_tokens=6, do_sample=False).tolist() == expected.tolist()
+    )
     assert attachment.counters.forwards == 0
 
 
@@ -66,7 +68,9 @@ def test_what_an_attachment_says(make_model):
     attachment = attach(model, "cpu", max_requests=5, max_rollback=7)
     spec = attachment.backend.spec
     assert attachment.backend.info.name == "cpu"
-    assert (spec.num_layers, spec.kernel_size, spec.num_slots, spec.max_draft_tokens) == (3, 4, 5, 7)
+    assert (spec.num_layers, spec.kernel_size, spec.num_slots) == (3, 4, 5)
+    # What may be taken back, and the token that is always kept.
+    assert spec.max_draft_tokens == 8
     assert spec.window_axis == "time"
     widths = [[stream.dim for stream in spec.layer_streams(layer)] for layer in range(3)]
     # The key and value widths of sliding and full-attention layers differ.
@@ -85,7 +89,7 @@ def test_the_convolution_layers_of_lfm2_are_numbered_densely(make_model):
 
 
 def test_one_build_of_metadata_per_forward(make_model, ids):
-    """Counted by an observer of the backend itself, in every mode, for 12 convolutions a forward."""
+    """Counted by an observer of the backend, in every mode, for 12 convolutions a forward."""
 
     class Builds:
         def __init__(self):
@@ -105,8 +109,6 @@ def test_one_build_of_metadata_per_forward(make_model, ids):
     attachment = attach(model, max_requests=6, max_rollback=32)
     seen = Builds()
     attachment.backend.add_observer(seen)
-    forwards = 0
-    model.register_forward_hook(lambda *args: None)
     for options in (
         {"max_new_tokens": 9},
         {"max_new_tokens": 9, "num_beams": 3},
@@ -164,7 +166,9 @@ def test_an_attached_model_cannot_be_pickled(main_pair):
 
 
 def test_an_unsupported_model_is_refused():
-    with pytest.raises(TypeError, match="Linear: supported are InklingForCausalLM, Lfm2ForCausalLM"):
+    with pytest.raises(
+        TypeError, match="Linear: supported are InklingForCausalLM, Lfm2ForCausalLM"
+    ):
         attach(torch.nn.Linear(2, 2))
 
 

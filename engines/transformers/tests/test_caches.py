@@ -35,7 +35,9 @@ def test_a_prompt_cache_is_copied_for_every_use(pair, ids):
 
 def test_prompt_lookup_on_a_copy_of_a_prompt_cache(main_pair, ids):
     prefix = ids(1, 9).repeat(1, 2)
-    caches = {id(model): _prefilled(model, prefix) for model in (main_pair.stock, main_pair.attached)}
+    caches = {
+        id(model): _prefilled(model, prefix) for model in (main_pair.stock, main_pair.attached)
+    }
     main_pair.check(
         torch.cat([prefix, ids(1, 2, 1)], dim=1),
         max_new_tokens=12,
@@ -186,7 +188,9 @@ def test_stock_continues_an_exported_cache(pair, ids, recording, length):
         model(ids(2, length), cache=cache)
     pair.attachment.export(caches[1])
     assert pair.attachment.rows_held == 0
-    assert [type(layer) for layer in caches[0].layers] == [type(layer) for layer in caches[1].layers]
+    assert [type(layer) for layer in caches[0].layers] == [
+        type(layer) for layer in caches[1].layers
+    ]
     if recording:
         for cache in caches:
             cache.crop(-1)
@@ -211,7 +215,9 @@ def test_the_pool_of_another_model_is_refused(main_pair, new_pair, ids):
 
 
 def test_a_cache_without_a_config_is_refused(main_pair, ids):
-    with pytest.raises((TypeError, IndexError, ValueError), match=r"DynamicCache\(config=model.config\)"):
+    with pytest.raises(
+        (TypeError, IndexError, ValueError), match=r"DynamicCache\(config=model.config\)"
+    ):
         main_pair.attached(ids(1, 5), cache=DynamicCache())
 
 
@@ -357,7 +363,11 @@ def test_a_static_cache_of_sliding_inkling(make_model, ids):
     attach(attached, max_requests=2)
     outs = [
         model.generate(
-            ids(2, 7), max_new_tokens=8, do_sample=False, cache_implementation="static", disable_compile=True
+            ids(2, 7),
+            max_new_tokens=8,
+            do_sample=False,
+            cache_implementation="static",
+            disable_compile=True,
         )
         for model in (stock, attached)
     ]
@@ -392,12 +402,18 @@ def test_a_static_cache_is_compiled(make_model, ids):
         (["hybrid_sliding"] * 3, 6, "masks"),
     ],
 )
-def test_a_static_cache_that_stock_gets_wrong_is_refused(make_model, ids, layer_types, window, reason):
+def test_a_static_cache_that_stock_gets_wrong_is_refused(
+    make_model, ids, layer_types, window, reason
+):
     model = make_model("inkling", layer_types=layer_types, sliding_window_size=window)
     attachment = attach(model, max_requests=2)
     with pytest.raises(ValueError, match=f"static cache is refused.*{reason}"):
         model.generate(
-            ids(1, 7), max_new_tokens=8, do_sample=False, cache_implementation="static", disable_compile=True
+            ids(1, 7),
+            max_new_tokens=8,
+            do_sample=False,
+            cache_implementation="static",
+            disable_compile=True,
         )
     assert attachment.rows_held == 0
 

@@ -35,7 +35,9 @@ def test_sampling_with_one_seed(main_pair, ragged):
 
 
 def test_several_returned_sequences(main_pair, ids):
-    out = main_pair.check(ids(2, 5), max_new_tokens=8, do_sample=True, num_return_sequences=3, seed=4)
+    out = main_pair.check(
+        ids(2, 5), max_new_tokens=8, do_sample=True, num_return_sequences=3, seed=4
+    )
     assert out.sequences.shape[0] == 6
 
 

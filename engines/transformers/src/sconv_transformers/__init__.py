@@ -1,7 +1,7 @@
 """Hugging Face models whose convolution state lives in an sconv pool.
 
-:func:`attach` works on an unmodified model; ``model.generate`` then behaves as before. Importing this
-package needs neither torch nor transformers, so that ``sconv generate --help`` is quick.
+:func:`attach` works on an unmodified model; ``model.generate`` then behaves as before. Importing
+this package needs neither torch nor transformers, so that ``sconv generate --help`` is quick.
 """
 
 from __future__ import annotations

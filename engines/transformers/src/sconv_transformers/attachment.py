@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from types import TracebackType
 from typing import Any, NoReturn
 
-import sconv
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
+
+import sconv
+from sconv.discovery import ENVIRONMENT
 
 from . import inkling, lfm2
 from .binding import Binding
@@ -29,7 +33,7 @@ _TESTED = "5.24."
 
 
 def attach(
-    model: nn.Module,
+    model: PreTrainedModel,
     backend: str = "auto",
     *,
     max_requests: int = 16,
@@ -45,9 +49,9 @@ def attach(
         backend: Name of an sconv backend; ``"auto"`` takes the best one for the model's device.
         max_requests: Most rows whose state is alive at the same time: sequences or beams of running
             generations, and the rows of every cache that is kept.
-        max_rollback: Most tokens that assisted decoding takes back at once, so at least its number of
-            draft tokens; 0 refuses assisted decoding. Verify windows take memory in proportion to
-            ``max_requests * max_rollback``.
+        max_rollback: Most tokens that assisted decoding takes back at once, so at least its number
+            of draft tokens; 0 refuses assisted decoding. What a verify step keeps takes memory in
+            proportion to ``max_requests * max_rollback``.
 
     Raises:
         TypeError: The model is of no supported family.
@@ -58,26 +62,29 @@ def attach(
     """
     if not transformers.__version__.startswith(_TESTED):
         raise RuntimeError(
-            f"sconv_transformers works with transformers {_TESTED}*, found {transformers.__version__}"
+            f"sconv_transformers works with transformers {_TESTED}*, found "
+            f"{transformers.__version__}"
         )
     family = _family(model)
     sites = family.sites(model)
     if not sites:
-        raise ValueError("the model has no convolution layers (layer_types names none): nothing to attach")
+        raise ValueError(
+            "the model has no convolution layers (layer_types names none): nothing to attach"
+        )
     if any(type(site.module) is family.fused_class for site in sites):
         raise ValueError("the model is attached already: call detach() on its Attachment first")
     device = _single_device(sites)
     spec = state_spec(
         family,
         sites,
-        # Not that of the weights: Inkling keeps those in float32 in a bfloat16 model.
-        dtype=model.lm_head.weight.dtype,
+        # Not that of the convolutions: Inkling keeps those in float32 in a bfloat16 model.
+        dtype=model.dtype,
         max_requests=max_requests,
         max_rollback=max_rollback,
     )
     # Under inference mode the pool could not be written outside of it later.
     with torch.inference_mode(False):
-        loaded = sconv.load_backend(backend, spec=spec, device=device)
+        loaded = sconv.load_backend(_backend_for(device, backend), spec=spec, device=device)
         loaded.warmup()
     return Attachment(model, family, sites, StepRunner(loaded, max_rollback))
 
@@ -107,7 +114,9 @@ class Attachment:
             module: Any = site.module
             module.__class__ = family.fused_class
             module._sconv_hook = SiteHook(self, site, opens=site is sites[0])
-        self._announce = model.register_forward_pre_hook(self._read_logits_to_keep, with_kwargs=True)
+        self._announce = model.register_forward_pre_hook(
+            self._read_logits_to_keep, with_kwargs=True
+        )
 
     @property
     def backend(self) -> sconv.Backend:
@@ -157,7 +166,9 @@ class Attachment:
         """
         binding = binding_of(cache.layers[self.sites[0].cache_layer])
         if binding is None or binding.runner is not self.runner:
-            raise ValueError("export: the convolution state of this cache is not in this model's pool")
+            raise ValueError(
+                "export: the convolution state of this cache is not in this model's pool"
+            )
         export_states(cache, binding, self.sites, self.family.state_dtype(self.backend.spec.dtype))
 
     def adopt(self, cache: Cache) -> Binding:
@@ -174,14 +185,15 @@ class Attachment:
         indices = sorted({site.cache_layer for site in self.sites})
         if indices[-1] >= len(layers):
             raise TypeError(
-                f"the cache has {len(layers)} layers, the model's convolutions need {indices[-1] + 1}: make "
-                "it with the model's config, DynamicCache(config=model.config)"
+                f"the cache has {len(layers)} layers, the model's convolutions need "
+                f"{indices[-1] + 1}: make it with the model's config, "
+                "DynamicCache(config=model.config)"
             )
         for layer in layers:
             if fault := self.family.static_fault(layer):
                 raise ValueError(
-                    f"a static cache is refused for this model: in transformers {transformers.__version__} "
-                    f"{fault}. Use a dynamic cache"
+                    "a static cache is refused for this model: in transformers "
+                    f"{transformers.__version__} {fault}. Use a dynamic cache"
                 )
         static = any(map(is_static, layers))
         binding = Binding(self.runner, self._ledger, len(self.sites), static=static)
@@ -199,13 +211,13 @@ class Attachment:
         spec, device = self.backend.spec, self.backend.pool.device
         if torch.promote_types(hidden_states.dtype, spec.dtype) != spec.dtype:
             raise ValueError(
-                f"the model computes in {hidden_states.dtype}, but its state was made for {spec.dtype}: "
-                "detach and attach again after a cast"
+                f"the model computes in {hidden_states.dtype}, but its state was made for "
+                f"{spec.dtype}: detach and attach again after a cast"
             )
         if hidden_states.device != device:
             raise ValueError(
-                f"the model computes on {hidden_states.device}, but its state lies on {device}: detach and "
-                "attach again after a move"
+                f"the model computes on {hidden_states.device}, but its state lies on {device}: "
+                "detach and attach again after a move"
             )
 
     def _read_logits_to_keep(
@@ -236,10 +248,24 @@ class Attachment:
 
 def _family(model: nn.Module) -> Family:
     for family in FAMILIES:
-        if type(model) is family.model_class:
+        if isinstance(model, family.model_class):
             return family
     names = ", ".join(family.model_class.__name__ for family in FAMILIES)
     raise TypeError(f"cannot attach a {type(model).__name__}: supported are {names}")
+
+
+def _backend_for(device: torch.device, name: str) -> str:
+    """Return what ``"auto"`` means for a device: the best backend overall may serve another."""
+    if name != "auto" or os.environ.get(ENVIRONMENT):
+        return name
+    able = [
+        info
+        for info in sconv.backends()
+        if isinstance(info.availability, sconv.Available) and info.device_type == device.type
+    ]
+    # A tie is an error that load_backend explains, and so is a device that nothing serves.
+    tied = len(able) > 1 and able[0].availability == able[1].availability
+    return name if tied or not able else able[0].name
 
 
 def _single_device(sites: list[ConvSite]) -> torch.device:
@@ -247,7 +273,7 @@ def _single_device(sites: list[ConvSite]) -> torch.device:
     if len(devices) > 1 or torch.device("meta") in devices:
         names = ", ".join(sorted(map(str, devices)))
         raise ValueError(
-            f"the model's convolutions lie on {names}: one attachment has its state on one device. Load the "
-            "model without a device map"
+            f"the model's convolutions lie on {names}: one attachment has its state on one device. "
+            "Load the model without a device map"
         )
     return devices.pop()

@@ -1,4 +1,4 @@
-"""The convolution state of one cache: leased slots, the step of the running forward, its history."""
+"""The convolution state of one cache: leased slots, the running forward, its history."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ class Binding:
             self.slots = self.runner.index(self._lease)
         elif len(self._lease) != rows:
             raise ValueError(
-                f"the cache holds {len(self._lease)} rows, the batch has {rows}: make them equal first, "
-                "with cache.batch_repeat_interleave(repeats) or cache.batch_select_indices(indices) on a "
-                "copy of the cache"
+                f"the cache holds {len(self._lease)} rows, the batch has {rows}: make them equal "
+                "first, with cache.batch_repeat_interleave(repeats) or "
+                "cache.batch_select_indices(indices) on a copy of the cache"
             )
         return self.slots
 
@@ -133,8 +133,8 @@ class Binding:
         step = self._step
         if step is None or step.left == 0 or x.shape[0] != step.rows or x.shape[1] != step.tokens:
             raise RuntimeError(
-                f"the convolution {site.stream!r} of cache layer {site.cache_layer} ran outside of a "
-                "forward of the attached model; call the model, not its layers"
+                f"the convolution {site.stream!r} of cache layer {site.cache_layer} ran outside of "
+                "a forward of the attached model; call the model, not its layers"
             )
         if not step.recorded:
             y = self.runner.convolve(step.parts[0], x, site, weight, bias, residual)
@@ -227,20 +227,20 @@ class Binding:
 
     def _plan_recorded(self, slots: Tensor, tokens: int) -> tuple[Part, ...]:
         """Prepare the uncommitted chain: what no rollback can reach is kept for certain at once."""
-        limit = self.runner.max_rollback
         if self.static:
             raise ValueError(
-                "assisted decoding with a static cache is refused: transformers 5.24 leaves rejected keys "
-                "in it, reads unwritten slots while it records, and can index past its end. Use a dynamic "
-                "cache"
+                "assisted decoding with a static cache is refused: transformers 5.24 leaves "
+                "rejected keys in it, reads unwritten slots while it records, and can index past "
+                "its end. Use a dynamic cache"
             )
-        if limit == 0:
+        if self.runner.max_rollback == 0:
             raise ValueError(
-                "this cache records for a rollback (assisted decoding), but the model was attached with "
-                "max_rollback=0: attach with max_rollback of at least the number of draft tokens"
+                "this cache records for a rollback (assisted decoding), but the model was "
+                "attached with max_rollback=0: attach with max_rollback of at least the number of "
+                "draft tokens"
             )
         total = self.history.length + tokens
-        certain = max(total - limit, 0)
+        certain = max(total - self.runner.backend.spec.max_draft_tokens, 0)
         parts: tuple[Part, ...] = ()
         if certain:
             parts = (self.runner.extend(slots, certain, self.committed),)
@@ -276,27 +276,28 @@ class Binding:
         return self._step is not None and self._step.parts[-1] is self.runner.last_verify
 
     def _replay(self, slots: Tensor, kept: int) -> None:
-        """Commit without verify windows: another cache of the model has verified since, or rows moved."""
+        """Commit without verify windows: another cache has verified since, or rows have moved."""
         part = self.runner.extend(slots, kept, self.committed)
         self.runner.replay(part, ((key, value[:, :kept]) for key, value in self.history.items()))
 
     def _refuse_rollback(self, removed: int) -> NoReturn:
         limit = self.runner.max_rollback
-        if self.history.length >= limit:
+        if self.history.length > limit:
             raise ValueError(
                 f"a rollback of {removed} tokens is deeper than max_rollback={limit}: attach with "
                 f"max_rollback={removed} or more"
             )
         raise ValueError(
-            f"a rollback of {removed} tokens, but the cache has recorded {self.history.length} since the "
-            "last crop: convolution state that was cropped once cannot be cropped further"
+            f"a rollback of {removed} tokens, but the cache has recorded {self.history.length} "
+            "since the last crop: convolution state that was cropped once cannot be cropped "
+            "further"
         )
 
     def _require_whole(self) -> None:
         if self._step is not None and self._step.left:
             raise RuntimeError(
-                "the last forward with this cache was aborted half-way, so its layers disagree about what "
-                "they have seen: call cache.reset(), or start from a new cache"
+                "the last forward with this cache was aborted half-way, so its layers disagree "
+                "about what they have seen: call cache.reset(), or start from a new cache"
             )
 
 

@@ -1,9 +1,10 @@
 """The tokens that a rollback may still take back, per convolution.
 
-A verify step keeps what its own commit needs inside the backend. transformers asks for more: a draft
-model runs several forwards and then takes back more tokens than the last one had. So the inputs since
-the last commit are kept here, at most ``max_rollback`` of them, and every forward verifies all of them
-again from the committed window: a convolution of K taps, so the cost is that of a few more tokens.
+A verify step keeps what its own commit needs inside the backend. transformers asks for more: a
+draft model runs several forwards and then takes back more tokens than the last one had. So the
+inputs since the last commit are kept here, at most ``max_rollback`` of them, and every forward
+verifies all of them again from the committed window: a convolution of K taps, so the cost is that
+of a few more tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class History:
         self._inputs: dict[tuple[int, str], Tensor] = {}
 
     def chain(self, site: ConvSite, x: Tensor) -> Tensor:
-        """Return the kept inputs of one convolution, then ``x`` (``[B, T, D]``): ``[B, h + T, D]``."""
+        """Return the kept inputs, then ``x`` (``[B, T, D]``), as ``[B, h + T, D]``."""
         kept = self.get(site)
         return x if kept is None else torch.cat([kept.to(x.dtype), x], dim=1)
 

@@ -25,7 +25,7 @@ __all__ = ["FAMILY", "PooledInklingShortConvolution"]
 
 
 class PooledInklingShortConvolution(InklingShortConvolution):
-    """The convolution of an attached model. Without a cache, and in training, it is the stock one."""
+    """The convolution of an attached model; the stock one without a cache, and in training."""
 
     _sconv_hook: SiteHook
 
@@ -38,15 +38,17 @@ class PooledInklingShortConvolution(InklingShortConvolution):
         conv_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Convolve ``[B, T, D]`` and add it; ``conv_mask`` (``[B, T]``) zeroes padding in the taps only."""
+        """Convolve ``[B, T, D]`` and add it; ``conv_mask`` (``[B, T]``) zeroes the taps only."""
         if cache is None or self.training:
-            output: Tensor = super().forward(hidden_states, cache=cache, conv_mask=conv_mask, **kwargs)
+            output: Tensor = super().forward(
+                hidden_states, cache=cache, conv_mask=conv_mask, **kwargs
+            )
             return output
         hook, weight = self._sconv_hook, self.conv1d.weight
         if conv_mask is None and weight.dtype == torch.float32:
             return hook.convolve(cache, hidden_states, hidden_states, weight, residual=True)
-        # The residual keeps padding, so it is no longer the convolution's input; and weights that are
-        # not float32 round the sum of the taps before the residual joins.
+        # The residual keeps padding, so it is no longer the convolution's input; and weights that
+        # are not float32 round the sum of the taps before the residual joins.
         exact = hidden_states.float()
         taps = exact if conv_mask is None else exact * conv_mask[:, :, None]
         summed = hook.convolve(cache, hidden_states, taps.to(weight.dtype), weight)
@@ -79,13 +81,13 @@ def _sites(model: InklingForCausalLM) -> list[ConvSite]:
 def _static_fault(layer: object) -> str | None:
     if isinstance(layer, LinearAttentionAndStaticFullAttentionLayer):
         return (
-            "Inkling's full-attention layers read their position from a static cache after it has moved "
-            "on, so every forward but the first computes wrong logits"
+            "Inkling's full-attention layers read their position from a static cache after it has "
+            "moved on, so every forward but the first computes wrong logits"
         )
     if isinstance(layer, StaticSlidingWindowLayer) and not layer._is_croppable:
         return (
-            "the masks that generate prepares for a static cache do not fit Inkling's sliding layers once "
-            "the cache is longer than their window"
+            "the masks that generate prepares for a static cache do not fit Inkling's sliding "
+            "layers once the cache is longer than their window"
         )
     return None
 

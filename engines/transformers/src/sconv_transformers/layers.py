@@ -1,9 +1,10 @@
 """Cache layers whose convolution state lives in a pool.
 
-A live layer is converted by assigning its class, so caches made by ``generate``, by the model or by the
-user all work, and attention's keys and values stay where they are. The stock layer then believes that
-its convolution states were never made: its own code for reset, reorder and offload skips them. Of the
-pooled layers of a cache the first one acts for all, so one call on a cache is one call on the backend.
+A live layer is converted by assigning its class, so caches made by ``generate``, by the model or by
+the user all work, and attention's keys and values stay where they are. The stock layer then
+believes that its convolution states were never made: its own code for reset, reorder and offload
+skips them. Of the pooled layers of a cache the first one acts for all, so one call on a cache is
+one call on the backend.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ def convert(layer: Any, binding: Binding, *, leads: bool) -> None:
     """
     if type(layer) not in _CONVERTIBLE:
         raise TypeError(
-            f"cache layer {type(layer).__name__} has no convolution state that can be pooled; expected one "
-            f"of {', '.join(kind.__name__ for kind in _CONVERTIBLE)}. Make the cache with the model's "
-            "config: DynamicCache(config=model.config)"
+            f"cache layer {type(layer).__name__} has no convolution state that can be pooled; "
+            f"expected one of {', '.join(kind.__name__ for kind in _CONVERTIBLE)}. Make the cache "
+            "with the model's config: DynamicCache(config=model.config)"
         )
     for index in range(layer.number_of_states):
         layer.conv_states[index] = None
@@ -129,8 +130,8 @@ def _crop(self: Any, tokens_to_remove: int) -> None:
         )
     if not self.record_past:
         raise RuntimeError(
-            "crop of a cache that does not record: call cache.activate_past_recording() before the forward "
-            "that may have to be taken back"
+            "crop of a cache that does not record: call cache.activate_past_recording() before "
+            "the forward that may have to be taken back"
         )
     if self._sconv_leads:
         self._sconv_binding.crop(-tokens_to_remove)
@@ -151,7 +152,8 @@ def _batch_repeat_interleave(self: Any, repeats: int) -> None:
 def _batch_select_indices(self: Any, indices: Tensor) -> None:
     if self._sconv_leads:
         binding = self._sconv_binding
-        # Through a range, so that masks and negative indices mean what they mean for keys and values.
+        # Through a range, so that masks and negative indices mean what they mean for keys and
+        # values.
         binding.select_rows(torch.arange(binding.rows)[indices.cpu()].tolist())
     _resize_attention(self, "batch_select_indices", indices)
 
@@ -178,7 +180,7 @@ def _reduce_ex(self: Any, protocol: SupportsIndex) -> NoReturn:
 
 def _update_conv_state(self: Any, *args: object, **kwargs: object) -> NoReturn:
     raise RuntimeError(
-        "the convolution state of this cache lives in the sconv pool of an attached model, which is not "
-        "the model that runs now, is in training mode, or was detached: call Attachment.export(cache) to "
-        "turn the cache into a stock one"
+        "the convolution state of this cache lives in the sconv pool of an attached model, which "
+        "is not the model that runs now, is in training mode, or was detached: call "
+        "Attachment.export(cache) to turn the cache into a stock one"
     )

@@ -13,8 +13,9 @@ __all__ = ["SlotLedger"]
 class SlotLedger:
     """Hands out the slots of a pool and takes back those of dead caches.
 
-    A cache may die inside the allocator, in any thread, wherever the garbage collector happens to run.
-    So a finalizer only appends its slots to :attr:`returned`; the next :meth:`take` gives them back.
+    A cache may die inside the allocator, in any thread, wherever the garbage collector happens to
+    run. So a finalizer only appends its slots to :attr:`returned`; the next :meth:`take` gives them
+    back.
     """
 
     def __init__(self, pool: ConvStatePool, max_requests: int) -> None:
@@ -36,16 +37,17 @@ class SlotLedger:
         """
         self._drain()
         if rows > self.pool.num_free:
-            # A cache in a reference cycle, of a caught exception for example, is dead but not yet found.
+            # A cache in a reference cycle, of a caught exception for example, is dead but not yet
+            # found.
             gc.collect()
             self._drain()
         if rows > self.pool.num_free:
             raise PoolExhaustedError(
-                f"{rows} more rows are needed, but {self.rows_held} of max_requests={self.max_requests} "
-                "are held by live caches: prompt caches and their copies, the cache of a GenerateOutput, "
-                "a generation that is still running, or a caught exception's traceback. Drop what is no "
-                "longer needed, or attach with more max_requests (a batch needs a row per sequence or "
-                "beam)"
+                f"{rows} more rows are needed, but {self.rows_held} of "
+                f"max_requests={self.max_requests} are held by live caches: prompt caches and "
+                "their copies, the cache of a GenerateOutput, a generation that is still running, "
+                "or a caught exception's traceback. Drop what is no longer needed, or attach with "
+                "more max_requests (a batch needs a row per sequence or beam)"
             )
         return [int(slot) for slot in self.pool.alloc(rows)]
 

@@ -19,7 +19,7 @@ _PACKED = ("seq_idx", "cu_seqlens")
 
 
 class PooledLfm2ShortConv(Lfm2ShortConv):
-    """The convolution of an attached model. Without a cache, and in training, it is the stock one."""
+    """The convolution of an attached model; the stock one without a cache, and in training."""
 
     _sconv_hook: SiteHook
 
@@ -40,12 +40,13 @@ class PooledLfm2ShortConv(Lfm2ShortConv):
             return output
         if packed := [name for name in _PACKED if kwargs.get(name) is not None]:
             raise ValueError(
-                f"{packed[0]} packs several sequences into a row, which a cache cannot follow: call the "
-                "model with use_cache=False"
+                f"{packed[0]} packs several sequences into a row, which a cache cannot follow: "
+                "call the model with use_cache=False"
             )
         projected = hidden_states
         if attention_mask is not None:
-            # Before the projection, so that its bias reaches the taps of padded positions as in stock.
+            # Before the projection, so that its bias reaches the taps of padded positions as in
+            # stock.
             projected = (hidden_states * attention_mask[:, :, None]).to(hidden_states.dtype)
         gate_in, gate_out, x = self.in_proj(projected).chunk(3, dim=-1)
         y = self._sconv_hook.convolve(

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 import torch
-from sconv import Backend, ForwardBatch, ShortConvMetadata
 from torch import Tensor
+
+from sconv import Backend, ForwardBatch, ShortConvMetadata
 
 from .sites import ConvSite
 
@@ -20,9 +21,9 @@ class Counters:
 
     Attributes:
         forwards: Forwards that read or wrote convolution state.
-        metadata_builds: Calls of ``init_forward_metadata``. One per forward; a recording forward that
-            outgrows ``max_rollback`` (prompt and first draft together) takes two, and so does a
-            rollback that has to be replayed.
+        metadata_builds: Calls of ``init_forward_metadata``. One per forward; a recording forward
+            that outgrows ``max_rollback`` (prompt and first draft together) takes two, and so does
+            a rollback that has to be replayed.
         commits: Rollback points, one per target forward of assisted decoding.
         drafted: Candidate tokens that were verified.
         accepted: Candidate tokens that were kept.
@@ -62,8 +63,8 @@ class StepRunner:
         max_rollback: Most tokens that a rollback takes back.
         counters: What was called.
         last_verify: The part that the backend's verify windows belong to.
-        announced_logits: ``logits_to_keep`` of the forward that runs now, as far as it is an int. In
-            assisted decoding that is the number of candidates plus one.
+        announced_logits: ``logits_to_keep`` of the forward that runs now, as far as it is an int.
+            In assisted decoding that is the number of candidates plus one.
     """
 
     def __init__(self, backend: Backend, max_rollback: int) -> None:
@@ -121,10 +122,8 @@ class StepRunner:
         )
         return y.view(rows, tokens, dim)
 
-    def replay(
-        self, part: Part, inputs: Iterable[tuple[tuple[int, str], Tensor]]
-    ) -> None:
-        """Move the windows on by inputs that were convolved before: ``(layer_id, stream), [B, T, D]``."""
+    def replay(self, part: Part, inputs: Iterable[tuple[tuple[int, str], Tensor]]) -> None:
+        """Move windows on by inputs that were convolved before, ``[B, T, D]`` each."""
         kernel = self.backend.spec.kernel_size
         for (layer_id, stream), x in inputs:
             # Only the state matters, so any weight will do; the real one may be offloaded by now.

@@ -8,8 +8,9 @@ from itertools import groupby
 from typing import Any, Literal
 
 import torch
-from sconv import StateSpec, Stream
 from torch import nn
+
+from sconv import StateSpec, Stream
 
 __all__ = ["ConvSite", "Family", "state_spec"]
 
@@ -70,7 +71,7 @@ def state_spec(
     max_requests: int,
     max_rollback: int,
 ) -> StateSpec:
-    """Return the spec of a pool for these convolutions: a slot per row, a verify step per rollback."""
+    """Return the spec of a pool for these convolutions, with a slot per row."""
     layers = [
         [Stream(site.stream, site.dim) for site in group]
         for _, group in groupby(sites, key=lambda site: site.layer_id)
@@ -83,5 +84,6 @@ def state_spec(
         max_requests=max_requests,
         dtype=dtype,
         window_axis=family.window_axis,
-        max_draft_tokens=max(max_rollback, 1),
+        # A verify step holds what may be taken back and the token that is always kept.
+        max_draft_tokens=max_rollback + 1,
     )

@@ -20,15 +20,17 @@ __all__ = ["export_states", "import_states"]
 def import_states(cache: Cache, binding: Binding, sites: Sequence[ConvSite]) -> None:
     """Copy the states that a stock cache holds, if any, to slots of the pool.
 
-    A stock state is ``[B, D, K]``, or longer while the cache records: all inputs since the last crop,
-    behind K of those before it. What was before the start is missing there and zero here.
+    A stock state is ``[B, D, K]``, or longer while the cache records: all inputs since the last
+    crop, behind K of those before it. What was before the start is missing there and zero here.
     """
     states = [_state(cache, site) for site in sites]
     filled = [state for state in states if state is not None]
     if not filled:
         return
     if len(filled) != len(sites):
-        raise ValueError("the cache has the state of some convolutions only: it is from an aborted forward")
+        raise ValueError(
+            "the cache has the state of some convolutions only: it is from an aborted forward"
+        )
     window = binding.runner.backend.spec.window_size
     recording = cache.is_recording_past(sites[0].cache_layer)
     columns = filled[0].shape[2]

@@ -1,0 +1,275 @@
+"""``sconv generate``: text from a Hugging Face model whose convolution state lives in sconv."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers.generation.streamers import BaseStreamer
+
+    from .attachment import Attachment
+    from .report import Report
+    from .session import Generation, Session
+
+__all__ = ["main"]
+
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command: 0 done, 1 the stock path gave other tokens, 2 it cannot be done."""
+    options = _parse(argv)
+    # Only now: `--help` and a mistyped option need neither torch nor transformers.
+    import sconv
+
+    try:
+        report = _run(options)
+    except (UsageError, sconv.SconvError) as exc:
+        message = " ".join(str(exc).split())
+        sys.stderr.write(f"sconv generate: {message}\n")
+        return 2
+    sys.stdout.write(report.as_json() + "\n" if options.json else "\n" + report.table())
+    compared = report.compare
+    return 0 if compared is None or compared.difference is None else 1
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="sconv generate",
+        description="Continue prompts; the convolution state of the model lives in sconv.",
+        epilog="Without --model, a small model of Python source that comes with this package.",
+    )
+    parser.add_argument("--model", metavar="DIR_OR_ID", help="a folder, or a model on the hub")
+    parser.add_argument(
+        "--prompt",
+        action="append",
+        required=True,
+        metavar="TEXT",
+        help="may be given several times",
+    )
+    parser.add_argument(
+        "--max-new-tokens", type=_positive, default=128, metavar="N", help="default 128"
+    )
+    parser.add_argument(
+        "--draft",
+        choices=("none", "prompt-lookup"),
+        default="none",
+        help="draft tokens from earlier text and verify them together; one prompt at a time",
+    )
+    parser.add_argument(
+        "--draft-tokens", type=_positive, default=8, metavar="N", help="tokens per draft, default 8"
+    )
+    parser.add_argument(
+        "--sample",
+        action="store_true",
+        help="sample at --temperature instead of taking the best token",
+    )
+    parser.add_argument(
+        "--temperature", type=_temperature, metavar="T", help="default 1.0; implies --sample"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of --sample, default 0"
+    )
+    parser.add_argument("--backend", default="auto", metavar="NAME", help="see `sconv backends`")
+    parser.add_argument("--device", metavar="DEVICE", help="default: the backend's")
+    parser.add_argument(
+        "--dtype",
+        choices=_DTYPES,
+        default="auto",
+        help="auto: float32 on the CPU, the checkpoint's elsewhere",
+    )
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="also run stock transformers, and exit with 1 if its greedy tokens differ",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object and nothing else"
+    )
+    options = parser.parse_args(argv)
+    options.sample |= options.temperature is not None
+    if options.compare and options.sample:
+        parser.error("--compare compares greedy tokens: leave --sample and --temperature out")
+    return options
+
+
+def _run(options: argparse.Namespace) -> Report:
+    from .progress import status
+
+    name = options.model if options.model is not None else _default_model()
+    with status("loading PyTorch and transformers"):
+        from .session import Session
+
+        device = _device(options)
+    with status(f"loading {name}"):
+        session = Session.load(name, device=device, dtype=_dtype(options.dtype))
+        prompts = [session.encode(prompt) for prompt in options.prompt]
+    drafts = options.draft_tokens if options.draft == "prompt-lookup" else 0
+    # transformers drafts for one sequence at a time.
+    batches = [[prompt] for prompt in prompts] if drafts else [prompts]
+    if drafts and len(prompts) > 1 and not options.json:
+        sys.stderr.write("drafts are made for one sequence at a time: the prompts run one by one\n")
+    with status("preparing the backend"):
+        attachment = _attach(session, options.backend, rows=len(batches[0]), rollback=drafts)
+    generation = _generate(session, batches, options, drafts, stream=not options.json)
+    attachment.detach()
+    stock = None
+    if options.compare:
+        with status("running stock transformers"):
+            stock = _generate(session, batches, options, drafts, stream=False)
+    return _report(name, session, attachment, options, generation, stock)
+
+
+def _default_model() -> str:
+    folder = files(__package__).joinpath("models", "inkling_py")
+    if not folder.joinpath("config.json").is_file():
+        raise UsageError(
+            f"the default model is missing ({folder}): give --model, or reinstall the package"
+        )
+    return str(folder)
+
+
+def _device(options: argparse.Namespace) -> torch.device:
+    """Return where to run; the backend's name is checked before a model is loaded for it."""
+    import torch
+
+    from sconv.discovery import choose
+
+    if options.device is None:
+        return torch.device(choose(options.backend)[0].device_type)
+    if options.backend != "auto":
+        choose(options.backend)
+    try:
+        return torch.empty(0, device=options.device).device
+    except (RuntimeError, AssertionError) as exc:
+        reason = str(exc).strip().partition("\n")[0]
+        raise UsageError(f"--device {options.device}: {reason}") from exc
+
+
+def _dtype(name: str) -> torch.dtype | None:
+    import torch
+
+    dtype: torch.dtype | None = None if name == "auto" else getattr(torch, name)
+    return dtype
+
+
+def _attach(session: Session, backend: str, *, rows: int, rollback: int) -> Attachment:
+    from .attachment import attach
+
+    return attach(session.model, backend, max_requests=rows, max_rollback=rollback)
+
+
+def _generate(
+    session: Session,
+    batches: list[list[list[int]]],
+    options: argparse.Namespace,
+    drafts: int,
+    *,
+    stream: bool,
+) -> Generation:
+    from .progress import token_bar
+    from .session import Sampling
+    from .streaming import CountingStreamer, PromptStreamer
+
+    temperature = (options.temperature or 1.0) if options.sample else None
+    settings: dict[str, Any] = {
+        "max_new_tokens": options.max_new_tokens,
+        "draft_tokens": drafts,
+        "sampling": Sampling(temperature, options.seed),
+    }
+    alone = len(batches[0]) == 1
+    if stream and alone:
+
+        def streamer_of(number: int) -> BaseStreamer:
+            heading = _heading(number, len(batches)) if len(batches) > 1 else ""
+            sys.stdout.write(heading + options.prompt[number])
+            return PromptStreamer(session.tokenizer, sys.stdout)
+
+        generation = session.generate(batches, streamer_of=streamer_of, **settings)
+        sys.stdout.write("\n")
+        return generation
+    with ExitStack() as stack:
+        total = options.max_new_tokens * sum(map(len, batches))
+        counter = stack.enter_context(token_bar("generating", total))
+        generation = session.generate(
+            batches, streamer_of=lambda number: CountingStreamer(counter), **settings
+        )
+    if stream:
+        for number, (prompt, tokens) in enumerate(
+            zip(options.prompt, generation.tokens, strict=True)
+        ):
+            heading = _heading(number, len(options.prompt))
+            sys.stdout.write(heading + prompt + session.decode(tokens) + "\n")
+    return generation
+
+
+def _heading(number: int, count: int) -> str:
+    return ("\n" if number else "") + f"--- prompt {number + 1} of {count} ---\n"
+
+
+def _report(
+    name: str,
+    session: Session,
+    attachment: Attachment,
+    options: argparse.Namespace,
+    generation: Generation,
+    stock: Generation | None,
+) -> Report:
+    from .report import Comparison, Difference, Output, Report
+
+    def speed(run: Generation) -> float:
+        return sum(map(len, run.tokens)) / run.seconds if run.seconds else math.inf
+
+    compare = None
+    if stock is not None:
+        difference = Difference.first(generation.tokens, stock.tokens)
+        compare = Comparison(stock.seconds, speed(stock), difference)
+    backend, counters = attachment.backend, attachment.counters
+    return Report(
+        model=name,
+        backend=backend.info.name,
+        device=str(backend.pool.device),
+        dtype=str(backend.spec.dtype).removeprefix("torch."),
+        layers=backend.spec.num_layers,
+        streams=len(backend.spec.layer_streams(0)),
+        state_bytes=attachment.state_bytes,
+        steps=counters.forwards,
+        metadata_builds=counters.metadata_builds,
+        draft=options.draft,
+        drafted=counters.drafted,
+        accepted=counters.accepted,
+        new_tokens=sum(map(len, generation.tokens)),
+        seconds=generation.seconds,
+        outputs=[
+            Output(prompt, session.decode(tokens), tokens)
+            for prompt, tokens in zip(options.prompt, generation.tokens, strict=True)
+        ],
+        compare=compare,
+    )
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+def _temperature(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise ValueError
+    return value
+
+
+_positive.__name__ = "positive number"
+_temperature.__name__ = "temperature"

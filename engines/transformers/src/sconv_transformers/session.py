@@ -1,0 +1,190 @@
+"""Loading a model, and running it over prompts: attached, or stock for comparison."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation.streamers import BaseStreamer
+
+from .attachment import FAMILIES
+from .errors import UsageError
+
+__all__ = ["Generation", "Sampling", "Session"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen.
+
+    Attributes:
+        temperature: None = greedy.
+        seed: Seed of torch's generators, for every batch.
+    """
+
+    temperature: float | None = None
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Generation:
+    """New tokens of every prompt, up to the end of its text, and the time that they took."""
+
+    tokens: list[list[int]] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+class Session:
+    """A model and its tokenizer.
+
+    Attributes:
+        model: On its device, in eval mode.
+        tokenizer: Its tokenizer.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def load(cls, name: str, *, device: torch.device, dtype: torch.dtype | None) -> Session:
+        """Load from a folder, without a look at any hub, or from the hub.
+
+        Args:
+            name: A folder or a hub id.
+            device: Where the model goes.
+            dtype: None = float32 on the CPU, the checkpoint's own elsewhere.
+
+        Raises:
+            UsageError: There is no such model, or its architecture is not supported.
+        """
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        local = _is_folder(name)
+        if local:
+            # The tokenizer asks the hub about a folder too, unless told not to.
+            os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        if dtype is None and device.type == "cpu":
+            dtype = torch.float32
+        try:
+            config = AutoConfig.from_pretrained(name, local_files_only=local)
+            model_class = _model_class(name, config)
+            model = model_class.from_pretrained(
+                name, local_files_only=local, dtype="auto" if dtype is None else dtype
+            )
+            tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
+        except (OSError, ValueError) as exc:
+            reason = str(exc).strip().partition("\n")[0]
+            raise UsageError(f"cannot load the model {name!r}: {reason}") from exc
+        return cls(model.to(device).eval(), tokenizer)
+
+    def encode(self, prompt: str) -> list[int]:
+        """Return a prompt's tokens, with what the tokenizer puts in front but no end of text."""
+        tokens: list[int] = self.tokenizer(prompt).input_ids
+        if tokens and tokens[-1] == self.tokenizer.eos_token_id:
+            # ByT5 for one closes every text, and a closed text is not continued.
+            tokens.pop()
+        if not tokens:
+            raise UsageError("a prompt is empty: give at least one character")
+        return tokens
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens."""
+        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        return text
+
+    def generate(
+        self,
+        batches: Sequence[Sequence[list[int]]],
+        *,
+        max_new_tokens: int,
+        draft_tokens: int,
+        sampling: Sampling,
+        streamer_of: Callable[[int], BaseStreamer] | None = None,
+    ) -> Generation:
+        """Continue prompts, batch by batch.
+
+        Args:
+            batches: Encoded prompts.
+            max_new_tokens: Most new tokens per prompt.
+            draft_tokens: Tokens drafted by prompt lookup, 0 = none; batches of one prompt only.
+            sampling: How tokens are chosen.
+            streamer_of: Gives a batch's streamer, from the number of its first prompt.
+        """
+        result = Generation()
+        options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": False}
+        if sampling.temperature is not None:
+            # Top-k and top-p of the checkpoint's own generation config stay out of it.
+            options |= {"do_sample": True, "temperature": sampling.temperature}
+            options |= {"top_k": 0, "top_p": 1.0}
+        if draft_tokens:
+            options["prompt_lookup_num_tokens"] = draft_tokens
+        for batch in batches:
+            ids, mask = self._pad(batch)
+            if streamer_of is not None:
+                options["streamer"] = streamer_of(len(result.tokens))
+            torch.manual_seed(sampling.seed)
+            start = time.perf_counter()
+            output = self.model.generate(
+                ids, attention_mask=mask, pad_token_id=self._pad_token(), **options
+            )
+            rows = output[:, ids.shape[1] :].tolist()
+            result.seconds += time.perf_counter() - start
+            result.tokens += [self._until_end(row) for row in rows]
+        return result
+
+    def _pad(self, batch: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+        """Return ids and mask ``[B, T]``, padded on the left."""
+        width = max(map(len, batch))
+        pad = self._pad_token()
+        ids = [[pad] * (width - len(tokens)) + tokens for tokens in batch]
+        mask = [[0] * (width - len(tokens)) + [1] * len(tokens) for tokens in batch]
+        device = self.model.device
+        return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
+    def _pad_token(self) -> int:
+        for token in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id):
+            if token is not None:
+                return int(token)
+        return 0
+
+    def _until_end(self, tokens: list[int]) -> list[int]:
+        """Cut after the first end-of-text token: the rest is padding of a longer neighbour."""
+        ends = self.model.generation_config.eos_token_id
+        ends = ends if isinstance(ends, list) else [ends]
+        for index, token in enumerate(tokens):
+            if token in ends:
+                return tokens[: index + 1]
+        return tokens
+
+
+def _is_folder(name: str) -> bool:
+    """Whether a model name means a folder.
+
+    Raises:
+        UsageError: It looks like one, and there is none.
+    """
+    if Path(name).is_dir():
+        return True
+    if Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
+        raise UsageError(f"there is no model folder {name!r}")
+    return False
+
+
+def _model_class(name: str, config: Any) -> Any:
+    supported = {family.model_class.__name__: family.model_class for family in FAMILIES}
+    architectures = config.architectures or ["an unnamed architecture"]
+    for architecture in architectures:
+        if architecture in supported:
+            return supported[architecture]
+    raise UsageError(
+        f"the model {name!r} is {', '.join(architectures)}: supported are {', '.join(supported)}"
+    )
