@@ -2,10 +2,11 @@
 
     pytest plugins/cpu/benchmarks/bench_short_conv.py --benchmark-json=short_conv.json
 
-Every case times three things under one group: ``sconv``, ``fallback`` (what transformers runs without
-an accelerator package: ``torch.cat``, a state copy and ``F.conv1d`` over ``[B, D, K]``, with the
-residual added after it) and ``copy`` (a plain copy that reads and writes as many bytes as the step must:
-x, y, and every window twice). Ratios within a group are the result; times depend on the machine.
+Every case times three things under one group: ``sconv``, ``fallback`` (what transformers runs
+without an accelerator package: ``torch.cat``, a state copy and ``F.conv1d`` over ``[B, D, K]``,
+with the residual added after it) and ``copy`` (a plain copy that reads and writes as many bytes as
+the step must: x, y, and every window twice). Ratios within a group are the result; times depend on
+the machine.
 """
 
 from __future__ import annotations
@@ -76,9 +77,7 @@ def bench_decode(benchmark, rows, dim, dtype, what):
         batch = sconv.ForwardBatch.decode(slots=_scattered_slots(backend, rows))
         backend.init_forward_metadata(batch)
         benchmark(
-            lambda: backend.short_conv(
-                x, weight, layer_id=0, stream="conv", forward_batch=batch
-            )
+            lambda: backend.short_conv(x, weight, layer_id=0, stream="conv", forward_batch=batch)
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 import sconv
 from sconv.testing.poison import PoisonedMemory
@@ -20,6 +20,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.register_profile("search", deadline=None, max_examples=1000)
+settings.register_profile("first", settings.get_profile("repeatable"), phases=[Phase.generate])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 #: Builds the backend under test from a spec, and an adopted pool if there is one.
@@ -28,9 +29,7 @@ Load = Callable[..., sconv.Backend]
 
 @pytest.fixture(scope="session")
 def load() -> Load:
-    def build(
-        spec: sconv.StateSpec, pool: sconv.ConvStatePool | None = None
-    ) -> sconv.Backend:
+    def build(spec: sconv.StateSpec, pool: sconv.ConvStatePool | None = None) -> sconv.Backend:
         return sconv.load_backend("cpu", spec=spec, pool=pool)
 
     return build

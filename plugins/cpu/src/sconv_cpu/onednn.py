@@ -1,10 +1,10 @@
 """Depthwise convolution through oneDNN, where it gives the same bits as plain torch.
 
-A packed ``[T, D]`` stream is an image of height T, width 1 and D channels in channels-last order, so
-a short convolution is torch's ``conv2d`` with one group per channel, on the memory as it lies. For
-16-bit inputs oneDNN accumulates in float32 and rounds once; products of two 16-bit numbers are exact
-in float32, so its fused multiply-adds round like separate ones, and only the order of the taps
-could differ. Whether it does is tested once per dtype and width, on this machine.
+A packed ``[T, D]`` stream is an image of height T, width 1 and D channels in channels-last order,
+so a short convolution is torch's ``conv2d`` with one group per channel, on the memory as it lies.
+For 16-bit inputs oneDNN accumulates in float32 and rounds once. Products of two 16-bit numbers are
+exact in float32, so its fused multiply-adds round like separate ones, and only the order of the
+taps could differ. Whether it does is tested once per dtype and width, on this machine.
 """
 
 from __future__ import annotations
@@ -48,11 +48,19 @@ def conv_rows(inputs: Tensor, weight: Tensor, *, padding: int = 0) -> Tensor:
 
 @cache
 def matches_plain_torch(dtype: torch.dtype, kernel_size: int) -> bool:
-    """Whether oneDNN gives :func:`sconv.dense_ops.convolve`'s bits here, on a set of shapes."""
+    """Whether oneDNN gives :func:`sconv.dense_ops.convolve`'s bits here, on a set of shapes.
+
+    The inputs are large numbers of both signs among small ones, so that a small one survives or is
+    absorbed depending on when it is added: another order of the taps, or a sum narrower than
+    float32, changes the result in its leading digits.
+    """
     generator = torch.Generator().manual_seed(0)
     for rows, length, dim in ((1, 1, 64), (1, 37, 130), (5, 1, 48), (3, 7, 256)):
-        inputs = torch.randn(rows, length + kernel_size - 1, dim, generator=generator).to(dtype)
-        weight = torch.randn(dim, kernel_size, generator=generator).to(dtype)
+        shape = (rows, length + kernel_size - 1, dim)
+        small = torch.randn(shape, generator=generator) / 4096
+        large = torch.randint(-1, 2, shape, generator=generator) * 32768.0
+        inputs = torch.where(large == 0, small, large).to(dtype)
+        weight = torch.randint(0, 2, (dim, kernel_size), generator=generator).mul(2).sub(1).to(dtype)
         plain = torch.empty(rows, length, dim, dtype=dtype)
         convolve(inputs, weight, bias=None, activation=None, residual=False, out=plain)
         if not torch.equal(plain, conv_rows(inputs, weight)):
