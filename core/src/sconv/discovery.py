@@ -54,20 +54,21 @@ def backends() -> list[BackendInfo]:
     return sorted(infos, key=_rank)
 
 
-def select(name: str = "auto") -> BackendInfo:
+def select(name: str = "auto", *, device_type: str | None = None) -> BackendInfo:
     """Return the backend to use, and log the choice in one line.
 
     Args:
         name: A backend's name, or ``"distribution:name"`` where two distributions claim one name,
             or ``"auto"``: the one that ``SCONV_BACKEND`` names, else the available one of the
             highest priority. A name imports no other plugin.
+        device_type: Under ``"auto"``, consider only backends that serve this type of device.
 
     Raises:
         BackendNotFoundError: No such backend is installed, or none at all.
         BackendUnavailableError: The named backend, or every installed one, cannot run here.
         PluginError: The named backend is broken, or two backends have an equal claim.
     """
-    chosen, why, skipped = choose(name)
+    chosen, why, skipped = choose(name, device_type=device_type)
     line = f"using {chosen}, {why}"
     if skipped:
         line += "; skipped " + _listing(skipped)
@@ -76,7 +77,9 @@ def select(name: str = "auto") -> BackendInfo:
     return chosen
 
 
-def choose(name: str = "auto") -> tuple[BackendInfo, str, list[BackendInfo]]:
+def choose(
+    name: str = "auto", *, device_type: str | None = None
+) -> tuple[BackendInfo, str, list[BackendInfo]]:
     """Do as :func:`select` does, without the log line.
 
     Returns:
@@ -89,6 +92,10 @@ def choose(name: str = "auto") -> tuple[BackendInfo, str, list[BackendInfo]]:
     if name != "auto":
         return _named(name, why), why, []
     infos = backends()
+    if device_type is not None:
+        infos = [info for info in infos if info.device_type == device_type]
+        if not infos:
+            raise BackendNotFoundError(f"no installed backend serves {device_type!r} devices")
     best = _best(infos)
     skipped = [info for info in infos if not isinstance(info.availability, Available)]
     return best, "the available backend of the highest priority", skipped

@@ -6,12 +6,13 @@ import torch
 
 from .backend import Backend
 from .discovery import resolve_factory, select
-from .errors import SpecError
+from .errors import PluginError, SconvError, SpecError
 from .observers import Observers
 from .plugin import BackendInfo
 from .pool import ConvStatePool
 from .spec import StateSpec
 from .validation import bind
+from .wording import one_line_error
 
 __all__ = ["load_backend"]
 
@@ -26,7 +27,8 @@ def load_backend(
     """Select a backend, build it for a spec, and check that it keeps the contract.
 
     Args:
-        name: An installed backend, or ``"auto"`` for ``SCONV_BACKEND`` or else the best one.
+        name: An installed backend, or ``"auto"`` for ``SCONV_BACKEND`` or else the best one that
+            serves ``device``.
         spec: The state that it is built for.
         device: Where the state lies; None = the backend's device type, current index.
         pool: State that the engine owns (:meth:`sconv.ConvStatePool.adopt`); None = allocate it.
@@ -38,8 +40,9 @@ def load_backend(
         ContractError: It does not keep the contract; the message says what to change.
         SpecError: It does not support the spec.
     """
-    info = select(name)
-    where = torch.device(info.device_type if device is None else device)
+    wanted = None if device is None else torch.device(device)
+    info = select(name, device_type=None if wanted is None else wanted.type)
+    where = torch.device(info.device_type) if wanted is None else wanted
     if where.type != info.device_type:
         raise SpecError(
             f"backend {info.name!r} serves {info.device_type!r} devices, not {str(where)!r}"
@@ -48,7 +51,12 @@ def load_backend(
     if pool is not None and pool.spec != spec:
         raise SpecError("the adopted pool was made for another StateSpec than the one given")
     factory = resolve_factory(info)
-    implementation = factory(spec=spec, device=where, pool=pool)
+    try:
+        implementation = factory(spec=spec, device=where, pool=pool)
+    except SconvError:
+        raise
+    except Exception as exc:
+        raise PluginError(f"{info}: its factory failed: {one_line_error(exc)}") from exc
     hooks, manager = bind(implementation, info)
     return Backend(
         info=info,

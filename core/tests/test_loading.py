@@ -1,0 +1,137 @@
+"""From a name and a spec to a backend: what :func:`sconv.load_backend` refuses, and how."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sconv
+import sconv.discovery
+import sconv.loading
+from sconv.dense import DenseBackend
+from sconv.plugin import Available, BackendInfo, Capabilities
+
+ALL = Capabilities(graph_capture=False, trees=True, rollback=True)
+
+
+def _spec(**changes) -> sconv.StateSpec:
+    values = {
+        "num_layers": 1,
+        "streams": [sconv.Stream("conv", 4)],
+        "kernel_size": 4,
+        "num_slots": 2,
+        "max_requests": 2,
+        "dtype": torch.float32,
+    }
+    return sconv.StateSpec(**(values | changes))
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Install backends by description; returns a function that adds one."""
+    infos: list[BackendInfo] = []
+
+    def add(name="mine", device_type="cpu", capabilities=ALL, priority=1):
+        state = Available(priority)
+        infos.append(
+            BackendInfo(
+                name,
+                device_type,
+                (1, 0),
+                "here:create",
+                lambda: state,
+                capabilities,
+                availability=state,
+            )
+        )
+
+    def backends():
+        return sorted(infos, key=lambda info: -info.availability.priority)
+
+    monkeypatch.setattr(sconv.discovery, "backends", backends)
+    monkeypatch.delenv("SCONV_BACKEND", raising=False)
+    return add
+
+
+def _serve(monkeypatch, create):
+    monkeypatch.setattr(sconv.loading, "resolve_factory", lambda info: create)
+
+
+def _dense(*, spec, device, pool):
+    return DenseBackend(spec=spec, device=torch.device("cpu"), pool=pool)
+
+
+def test_a_device_narrows_the_automatic_choice(installed, monkeypatch):
+    installed("slow", "cpu", priority=0)
+    installed("fast", "cuda", priority=100)
+    _serve(monkeypatch, _dense)
+    assert sconv.load_backend(spec=_spec(), device="cpu").info.name == "slow"
+    assert sconv.load_backend(spec=_spec()).info.name == "fast"
+    with pytest.raises(sconv.BackendNotFoundError, match="serves 'npu' devices"):
+        sconv.discovery.select(device_type="npu")
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "changes", "message"),
+    [
+        (
+            Capabilities(kernel_sizes=(2, 4)),
+            {"kernel_size": 5},
+            r"kernel_size=5 \(it takes 2 to 4\)",
+        ),
+        (
+            Capabilities(kernel_sizes=(3, 8)),
+            {"kernel_size": 2},
+            r"kernel_size=2 \(it takes 3 to 8\)",
+        ),
+        (Capabilities(dtypes=("bfloat16",)), {}, r"dtype=float32 \(it takes bfloat16\)"),
+        (Capabilities(window_axes=("time",)), {"window_axis": "channel"}, "window_axis='channel'"),
+        (Capabilities(rollback=True), {"draft_topk": 2, "max_draft_tokens": 4}, "trees"),
+    ],
+)
+def test_kern_9_a_spec_outside_of_the_declared_range_is_refused(
+    installed, monkeypatch, capabilities, changes, message
+):
+    installed(capabilities=capabilities)
+    _serve(monkeypatch, pytest.fail)
+    with pytest.raises(sconv.SpecError, match=message):
+        sconv.load_backend(spec=_spec(**changes))
+
+
+def test_spec_8_speculation_needs_a_backend_that_declares_rollback(installed, monkeypatch):
+    installed(capabilities=Capabilities())
+    _serve(monkeypatch, pytest.fail)
+    with pytest.raises(sconv.SpecError, match=r"'mine'.*rollback, which max_draft_tokens=3 needs"):
+        sconv.load_backend(spec=_spec(max_draft_tokens=3))
+
+
+def test_a_factory_that_fails_is_named_with_its_cause(installed, monkeypatch):
+    installed()
+
+    def create(*, spec, device, pool):
+        raise OSError("libfoo.so: cannot open")
+
+    _serve(monkeypatch, create)
+    with pytest.raises(sconv.PluginError, match=r"'mine'.*factory failed: .*libfoo\.so") as caught:
+        sconv.load_backend(spec=_spec())
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_a_factorys_own_refusal_of_a_spec_passes_through(installed, monkeypatch):
+    installed()
+
+    def create(*, spec, device, pool):
+        raise sconv.SpecError("only even channels")
+
+    _serve(monkeypatch, create)
+    with pytest.raises(sconv.SpecError, match=r"^only even channels$"):
+        sconv.load_backend(spec=_spec())
+
+
+def test_an_adopted_pool_of_another_spec_is_refused(installed, monkeypatch):
+    installed()
+    _serve(monkeypatch, _dense)
+    pool = sconv.ConvStatePool.adopt(_spec(), torch.zeros(1, 3, 3, 4))
+    assert sconv.load_backend(spec=_spec(), pool=pool).pool is pool
+    with pytest.raises(sconv.SpecError, match="another StateSpec"):
+        sconv.load_backend(spec=_spec(max_requests=5), pool=pool)
