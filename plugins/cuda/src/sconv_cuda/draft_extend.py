@@ -1,0 +1,167 @@
+"""Draft tokens whose acceptance is known: convolve all, move the window on by the accepted ones."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from sconv.metadata import ShortConvMetadata
+from sconv.spec import StateSpec
+
+from .arithmetic import finish
+from .launch import Launcher, Tile, kernel
+from .operands import Operands
+from .streams import owned, pick, windows_of
+from .taps import load_taps
+from .tiles import VERIFY, tile_for
+
+__all__ = ["draft_extend", "launch_draft_extend"]
+
+
+@kernel
+def draft_extend(
+    xs,  # STREAMS x [B * dtn, D]
+    x_strides,
+    weights,  # STREAMS x [D, K]
+    biases,  # STREAMS x [D]; read if has_bias
+    ys,  # STREAMS x [B * dtn, D] contiguous
+    dims,
+    starts,  # first channel of each stream in its layer
+    firsts,
+    state,  # the layer, [S, K-1, D] or [S, D, K-1]
+    slot_stride,
+    column_stride,
+    channel_stride,
+    slots_index,  # [B] int32
+    accepts_index,  # [B] int32
+    writes_index,  # [B] bool
+    resumes_index,  # [B] bool, the row resumes its window
+    sources_index,  # [B, K-1] int64, columns of the snapshot; read if tracks
+    tracks_index,  # [B] int64; read if tracks
+    tracks,
+    has_bias,
+    drafts,
+    blocks,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPTH: tl.constexpr,
+    TIME: tl.constexpr,
+    VEC: tl.constexpr,
+    SILU: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    STREAMS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """A program owns all tokens of one row and BLOCK channels of one stream, DEPTH at a time."""
+    row, block, dim, channel, inside = owned(firsts, dims, blocks, BLOCK, VEC, STREAMS)
+
+    # No kernel of a step writes weights, so they are read before the one before has finished.
+    taps = load_taps(pick(weights, firsts, block, STREAMS), channel, inside, K, VEC > 1)
+    bias = pick(biases, firsts, block, STREAMS) + channel
+    offset = tl.load(bias, mask=inside & (has_bias != 0), other=0).to(tl.float32)
+    if PDL:
+        gdc_wait()
+
+    slot = tl.load(slots_index + row).to(tl.int64)
+    accepts = tl.load(accepts_index + row)
+    writes = tl.load(writes_index + row).to(tl.int1)
+    resumes = tl.load(resumes_index + row).to(tl.int1)
+    target = tl.load(tracks_index + row, mask=tracks != 0, other=-1).to(tl.int64)
+    start = pick(starts, firsts, block, STREAMS)
+    windows, slot_step, column_step = windows_of(
+        state, start, channel, slot_stride, column_stride, channel_stride, TIME, VEC
+    )
+    window = windows + slot * slot_step
+    x_step = pick(x_strides, firsts, block, STREAMS).to(tl.int64) * VEC
+    token = row.to(tl.int64) * drafts
+    x = pick(xs, firsts, block, STREAMS) + token * x_step + channel
+    y = pick(ys, firsts, block, STREAMS) + token * dim + channel
+    # Selected, not multiplied: a NaN that a stale slot holds stays there.
+    old = inside & (slot >= 0) & resumes
+
+    history = ()
+    for j in tl.static_range(K - 1):
+        history = history + (tl.load(window + j * column_step, mask=old, other=0).to(tl.float32),)
+    moved = ()
+    for j in tl.static_range(K - 1):
+        moved = moved + (
+            _column(x, x_step, window, column_step, accepts + j, inside & writes, old, K),
+        )
+    if target >= 0:
+        snapshot = windows + target * slot_step
+        kept = ()
+        for j in tl.static_range(K - 1):
+            source = tl.load(sources_index + row * (K - 1) + j)
+            # Snapshots name packed tokens; columns of the old window count from the newest, -1.
+            place = tl.where(source >= 0, source - token, source).to(tl.int32) + (K - 1)
+            kept = kept + (_column(x, x_step, window, column_step, place, inside, old, K),)
+        for j in tl.static_range(K - 1):
+            tl.store(snapshot + j * column_step, kept[j], mask=inside)
+
+    for begin in range(0, drafts, DEPTH):
+        inputs = ()
+        for i in tl.static_range(DEPTH):
+            there = inside & (begin + i < drafts)
+            inputs = inputs + (tl.load(x + (begin + i) * x_step, mask=there, other=0),)
+        if PDL:
+            gdc_launch_dependents()
+        for i in tl.static_range(DEPTH):
+            t = begin + i
+            current = inputs[i].to(tl.float32)
+            total = offset + current * taps[K - 1]
+            for j in tl.static_range(K - 1):
+                total += history[K - 2 - j] * taps[K - 2 - j]
+            total = tl.where(slot >= 0, finish(total, current, SILU, RESIDUAL), 0.0)
+            tl.store(y + t * dim, total.to(y.dtype.element_ty), mask=inside & (t < drafts))
+            shifted = ()
+            for j in tl.static_range(1, K - 1):
+                shifted = shifted + (history[j],)
+            history = shifted + (current,)
+    for j in tl.static_range(K - 1):
+        tl.store(window + j * column_step, moved[j], mask=inside & writes)
+
+
+@triton.jit
+def _column(x, x_step, window, column_step, place, live, old, K: tl.constexpr):
+    """Element ``place`` of window ++ inputs, in the state's dtype; zero without an old window."""
+    past = place < K - 1
+    column = tl.maximum(tl.minimum(place, K - 2), 0)
+    before = tl.load(window + column * column_step, mask=live & old & past, other=0)
+    token = tl.maximum(place - (K - 1), 0)
+    new = tl.load(x + token * x_step, mask=live & (place >= K - 1), other=0)
+    return tl.where(past, before, new.to(before.dtype))
+
+
+def launch_draft_extend(
+    launcher: Launcher,
+    spec: StateSpec,
+    operands: Operands,
+    meta: ShortConvMetadata,
+    tile: Tile | None = None,
+) -> None:
+    """Launch :func:`draft_extend`; in the tile of the shape class, unless one is given."""
+    layer, rows = operands.layer, meta.batch_size
+    if tile is None:
+        tile = tile_for(VERIFY, meta.num_tokens * layer.width, layer.widest)
+    shared, blocks = operands.arguments(tile)
+    launcher(
+        draft_extend,
+        rows * blocks,
+        (
+            *shared,
+            meta.cache_indices,
+            meta.num_accept_tokens,
+            meta.writes,
+            meta.has_initial_state,
+            meta.track_conv_indices,
+            meta.track_cache_indices,
+            int(meta.tracks),
+            int(operands.has_bias),
+            meta.tokens_per_row,
+            blocks,
+        ),
+        (*operands.constants(spec, tile), launcher.pdl),
+        warps=tile.warps,
+        aligned=operands.vec > 1,
+    )

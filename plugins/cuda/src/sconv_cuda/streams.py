@@ -1,0 +1,52 @@
+"""What a program works on: a unit (row, tile), and a channel block of one of several streams.
+
+A kernel gets a tuple with one entry per stream for whatever differs between streams. The channel
+blocks of all streams are numbered through; ``firsts[i]`` is the first block of stream i. Widths and
+strides count VEC elements, so that the compiler sees how far addresses are aligned.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["owned", "pick", "windows_of"]
+
+
+@triton.jit
+def pick(values, firsts, block, STREAMS: tl.constexpr):
+    """Return the entry of the stream that owns a channel block."""
+    chosen = values[0]
+    for i in tl.static_range(1, STREAMS):
+        chosen = tl.where(block >= firsts[i], values[i], chosen)
+    return chosen
+
+
+@triton.jit
+def owned(firsts, dims, blocks, BLOCK: tl.constexpr, VEC: tl.constexpr, STREAMS: tl.constexpr):
+    """Return unit, block, width of the stream, its channels ``[BLOCK]``, and which of them exist."""
+    pid = tl.program_id(0)
+    block = pid % blocks
+    dim = pick(dims, firsts, block, STREAMS) * VEC
+    channel = (block - pick(firsts, firsts, block, STREAMS)) * BLOCK + tl.arange(0, BLOCK)
+    return pid // blocks, block, dim, channel, channel < dim
+
+
+@triton.jit
+def windows_of(
+    state,
+    start,
+    channel,
+    slot_stride,
+    column_stride,
+    channel_stride,
+    TIME: tl.constexpr,
+    VEC: tl.constexpr,
+):
+    """Return pointers to slot 0's oldest column, and the steps to the next slot and column."""
+    if TIME:
+        pointers = state + start * VEC + channel
+        return pointers, slot_stride.to(tl.int64) * VEC, column_stride * VEC
+    else:
+        pointers = state + (start * VEC + channel) * channel_stride.to(tl.int64)
+        return pointers, slot_stride.to(tl.int64), column_stride

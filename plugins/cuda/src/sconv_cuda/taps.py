@@ -1,0 +1,44 @@
+"""The weights of a channel block, in registers."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["load_taps"]
+
+
+@triton.jit
+def load_taps(weight, channel, inside, K: tl.constexpr, ALIGNED: tl.constexpr):
+    """Return K float32 vectors: column j of ``weight[channel]``, a contiguous ``[D, K]``.
+
+    The taps of a channel lie side by side, so reading one column touches the cache lines of all of
+    them. Where they fill whole words they are read as such, once, and taken apart in registers.
+    """
+    bits: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth
+    taps = ()
+    if ALIGNED and (K * bits) % 64 == 0:
+        per_word: tl.constexpr = 64 // bits
+        words: tl.constexpr = K // per_word
+        packed = weight.to(tl.pointer_type(tl.int64)) + channel * words
+        for q in tl.static_range(words):
+            word = tl.load(packed + q, mask=inside, other=0)
+            for j in tl.static_range(per_word):
+                taps = taps + (_unpack(word >> (j * bits), weight.dtype.element_ty),)
+    elif ALIGNED and K * bits == 32:
+        word = tl.load(weight.to(tl.pointer_type(tl.int32)) + channel, mask=inside, other=0)
+        for j in tl.static_range(K):
+            taps = taps + (_unpack(word >> (j * bits), weight.dtype.element_ty),)
+    else:
+        for j in tl.static_range(K):
+            taps = taps + (tl.load(weight + channel * K + j, mask=inside, other=0).to(tl.float32),)
+    return taps
+
+
+@triton.jit
+def _unpack(word, DTYPE: tl.constexpr):
+    """Read the low bits of an integer as a float."""
+    if DTYPE.primitive_bitwidth == 16:
+        return word.to(tl.int16).to(DTYPE, bitcast=True).to(tl.float32)
+    else:
+        return word.to(tl.int32).to(DTYPE, bitcast=True).to(tl.float32)
