@@ -31,6 +31,7 @@ class BackendBase:
         pool: Its state.
         forward_metadata: Metadata of the step that is prepared, or None.
         verify_tokens: Tokens per row of the last verify step that was prepared; the commit's bound.
+        verify_rows: Rows of that step.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class BackendBase:
         self.pool = pool if pool is not None else ConvStatePool(spec, device)
         self.forward_metadata: ShortConvMetadata | None = None
         self.verify_tokens = 0
+        self.verify_rows = 0
         self._buffers: MetadataBuffers | None = None
         self._planned_tokens: int | None = None
 
@@ -81,6 +83,7 @@ class BackendBase:
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         """See :meth:`sconv.hookspecs.StepSpec.init_forward_metadata`."""
         tokens = self._plan(forward_batch)
+        self._begin(forward_batch)
         buffers = MetadataBuffers(self.spec, forward_batch.batch_size, tokens, self.device)
         meta = buffers.step(forward_batch, tokens, padded=True)
         self._translate_on_host(forward_batch, buffers)
@@ -95,6 +98,7 @@ class BackendBase:
         buffers = self._static_buffers(forward_batch)
         tokens = self._plan(forward_batch)
         buffers.check(forward_batch.batch_size, tokens)
+        self._begin(forward_batch)
         self._planned_tokens = tokens
         self._translate_on_host(forward_batch, buffers)
 
@@ -121,22 +125,26 @@ class BackendBase:
         if meta is None:
             raise MetadataError(
                 "no step is prepared: call init_forward_metadata, or both halves "
-                "(init_forward_metadata_out_graph, then init_forward_metadata_in_graph) before the layers"
+                "(init_forward_metadata_out_graph, then init_forward_metadata_in_graph) first"
             )
         return meta
 
     def _plan(self, batch: ForwardBatch) -> int:
-        """Check the batch, forget the last step, and return the number of packed tokens."""
+        """Check the batch and return its packed tokens; a refused batch changes nothing."""
         check_batch(batch, self.spec, self.pool, self.max_rows)
+        if batch.num_tokens is not None:
+            return batch.num_tokens
+        assert batch.extend_seq_lens is not None
+        return int(batch.extend_seq_lens.sum())
+
+    def _begin(self, batch: ForwardBatch) -> None:
+        """Forget the last step: the batch is accepted. What a commit needs outlives other modes."""
         self.forward_metadata = None
         self._planned_tokens = None
         if batch.forward_mode is ForwardMode.TARGET_VERIFY:
             assert batch.tokens_per_row is not None
             self.verify_tokens = batch.tokens_per_row
-        if batch.num_tokens is not None:
-            return batch.num_tokens
-        assert batch.extend_seq_lens is not None
-        return int(batch.extend_seq_lens.sum())
+            self.verify_rows = batch.batch_size
 
     def _is_padded(self, meta: ShortConvMetadata) -> bool:
         """Whether an eager step has padding; True where finding out would cost a sync."""

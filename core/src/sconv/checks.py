@@ -1,7 +1,7 @@
 """Argument checks, the same for every backend.
 
-Shapes, dtypes and devices are host facts and are always checked. Values are checked where reading them
-costs no sync, so on the CPU, and elsewhere when ``SCONV_CHECK=1``.
+Shapes, dtypes and devices are host facts and are always checked. Values are checked where reading
+them costs no sync, so on the CPU, and elsewhere when ``SCONV_CHECK=1``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .batch import ForwardBatch, ForwardMode
-from .errors import BatchError, MetadataError
+from .errors import BatchError, GraphBufferError, MetadataError
 from .metadata import ShortConvMetadata
 from .pool import ConvStatePool
 from .spec import StateSpec
@@ -40,6 +40,7 @@ def check_batch(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool, max_r
 
     Raises:
         BatchError: The message says what is wrong, what was expected and what to do.
+        GraphBufferError: An engine's verify windows have fewer rows than the batch.
     """
     rows = batch.batch_size
     if rows > max_rows:
@@ -67,11 +68,8 @@ def check_batch(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool, max_r
     per_row = batch.tokens_per_row or 0
     for name in ("parents", "next_token", "next_sibling"):
         _check_vector(name, getattr(batch, name), (rows, per_row), _INDEX, device)
-    if batch.forward_mode is ForwardMode.TARGET_VERIFY and per_row > spec.max_draft_tokens:
-        raise BatchError(
-            f"draft_token_num={per_row}, but the backend keeps windows for "
-            f"max_draft_tokens={spec.max_draft_tokens}: raise it in the StateSpec"
-        )
+    if batch.forward_mode is ForwardMode.TARGET_VERIFY:
+        _check_verify(rows, per_row, spec, pool)
     if checks_values(device):
         _check_values(batch, spec, pool)
 
@@ -80,7 +78,7 @@ def check_commit(
     rows: int,
     pool: ConvStatePool,
     verify_tokens: int,
-    max_rows: int,
+    verify_rows: int,
     *,
     last_correct_step_indices: Tensor,
     mamba_track_indices: Tensor | None,
@@ -106,8 +104,11 @@ def check_commit(
         raise BatchError(
             "mamba_track_indices and mamba_steps_to_track come together, or neither does"
         )
-    if rows > max_rows:
-        raise BatchError(f"the commit has {rows} rows, a verify step has at most {max_rows}")
+    if rows > verify_rows:
+        raise BatchError(
+            f"the commit has {rows} rows, the last verify step had {verify_rows}: give the rows of "
+            "that step, in its order"
+        )
 
 
 def check_conv(
@@ -133,22 +134,22 @@ def check_conv(
     part = spec.stream_slice(layer_id, stream)
     if meta.forward_mode is not batch.forward_mode or meta.batch_size != batch.batch_size:
         raise MetadataError(
-            f"the prepared step is {meta.forward_mode.value} with {meta.batch_size} rows, this batch is "
-            f"{batch.forward_mode.value} with {batch.batch_size}: prepare it first"
+            f"the prepared step is {meta.forward_mode.value} with {meta.batch_size} rows, this "
+            f"batch is {batch.forward_mode.value} with {batch.batch_size}: prepare it first"
         )
     shape = x.shape
     if len(shape) != 2 or shape[1] != part.dim or shape[0] != meta.num_tokens:
         _refuse_x(x, part.dim, meta, layer_id, stream)
     if x.stride(1) != 1 and part.dim > 1 and shape[0] > 0:
         raise BatchError(
-            f"x has strides {list(x.stride())}: its channels must be contiguous (stride 1); rows may be "
-            "strided, for example a slice of a wider projection"
+            f"x has strides {list(x.stride())}: its channels must be contiguous (stride 1); rows "
+            "may be strided, for example a slice of a wider projection"
         )
     kernel = weight.shape[1] if weight.dim() == 2 else weight.shape[-1]
     if weight.shape not in ((part.dim, spec.kernel_size), (part.dim, 1, spec.kernel_size)):
         raise BatchError(
-            f"weight has shape {list(weight.shape)} (K={kernel}): expected [D, K] or [D, 1, K] with "
-            f"D={part.dim}, K={spec.kernel_size}"
+            f"weight has shape {list(weight.shape)} (K={kernel}): expected [D, K] or [D, 1, K] "
+            f"with D={part.dim}, K={spec.kernel_size}"
         )
     if bias is not None and bias.shape != (part.dim,):
         raise BatchError(f"bias has shape {list(bias.shape)}: expected [{part.dim}]")
@@ -165,8 +166,9 @@ def check_conv(
 
 def _refuse_x(x: Tensor, dim: int, meta: ShortConvMetadata, layer_id: int, stream: str) -> None:
     raise BatchError(
-        f"x has shape {list(x.shape)}: expected packed [T, D] = [{meta.num_tokens}, {dim}] for stream "
-        f"{stream!r} of layer {layer_id} in a {meta.forward_mode.value} step of {meta.batch_size} rows"
+        f"x has shape {list(x.shape)}: expected packed [T, D] = [{meta.num_tokens}, {dim}] for "
+        f"stream {stream!r} of layer {layer_id} in a {meta.forward_mode.value} step of "
+        f"{meta.batch_size} rows"
     )
 
 
@@ -190,18 +192,37 @@ def _check_vector(
         raise BatchError(f"{name} is on {value.device}, the state is on {device}")
 
 
+def _check_verify(rows: int, per_row: int, spec: StateSpec, pool: ConvStatePool) -> None:
+    if spec.max_draft_tokens == 1:
+        raise BatchError(
+            "target_verify needs verify windows, and max_draft_tokens=1 means no speculation: raise "
+            "it in the StateSpec"
+        )
+    if per_row > spec.max_draft_tokens:
+        raise BatchError(
+            f"draft_token_num={per_row}, but the backend keeps windows for "
+            f"max_draft_tokens={spec.max_draft_tokens}: raise it in the StateSpec"
+        )
+    if rows > pool.windows.rows:
+        raise GraphBufferError(
+            "the verify windows are too few", have={"rows": pool.windows.rows}, need={"rows": rows}
+        )
+
+
 def _check_values(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool) -> None:
     if batch.batch_size == 0:
         return
     if batch.req_pool_indices is not None:
         _check_range("req_pool_indices", batch.req_pool_indices, 0, spec.max_requests)
-    if not pool.translates_on_host and not isinstance(pool.virtual_to_physical, Tensor):
+    if not pool.translates_on_host:
+        table = pool.virtual_to_physical
+        ids = table.shape[0] if isinstance(table, Tensor) else pool.num_rows
         for name, value in (
             ("slots", batch.slots),
             ("mamba_track_indices", batch.mamba_track_indices),
         ):
             if value is not None:
-                _check_range(name, value, -1, pool.num_rows - 1)
+                _check_range(name, value, -1, ids - 1)
     if batch.extend_seq_lens is not None:
         _check_range("extend_seq_lens", batch.extend_seq_lens, 0, None)
         total = int(batch.extend_seq_lens.sum())

@@ -66,11 +66,10 @@ class DenseBackend(BackendBase):
         self._rows: dict[tuple[int, str], StateRows] = {}
         self._verify_by_slots = False
 
-    def _plan(self, batch: ForwardBatch) -> int:
-        tokens = super()._plan(batch)
+    def _begin(self, batch: ForwardBatch) -> None:
+        super()._begin(batch)
         if batch.forward_mode is ForwardMode.TARGET_VERIFY:
             self._verify_by_slots = batch.slots is not None
-        return tokens
 
     def _fill(self, meta: ShortConvMetadata, batch: ForwardBatch, buffers: MetadataBuffers) -> None:
         fill_metadata(meta, batch, self.pool, buffers)
@@ -120,7 +119,8 @@ class DenseBackend(BackendBase):
     ) -> Tensor:
         """See :meth:`sconv.hookspecs.StepSpec.short_conv`."""
         meta = self.conv_state_metadata(layer_id, forward_batch)
-        if meta.num_tokens == 0 or meta.forward_mode is ForwardMode.IDLE:
+        # Without rows all tokens are padding, and a gather would have no row to read.
+        if meta.num_tokens == 0 or meta.batch_size == 0:
             return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
         taps = Taps(weight.reshape(weight.shape[0], -1), bias, activation, residual)
         state = self._state(layer_id, stream)
@@ -271,7 +271,7 @@ class DenseBackend(BackendBase):
             rows,
             self.pool,
             self.verify_tokens,
-            self.max_rows,
+            self.verify_rows,
             last_correct_step_indices=last_correct_step_indices,
             mamba_track_indices=mamba_track_indices,
             mamba_steps_to_track=mamba_steps_to_track,
@@ -286,7 +286,11 @@ class DenseBackend(BackendBase):
         self._commit(last_correct_step_indices, slots, live=slots > 0)
         if mamba_track_indices is not None and mamba_steps_to_track is not None:
             targets = self.pool.translate_(mamba_track_indices.to(torch.int64, copy=True))
-            self._commit(mamba_steps_to_track, targets, live=(targets > 0) & (slots > 0))
+            # A row that keeps nothing has passed no boundary either.
+            kept = (last_correct_step_indices >= 0) & (
+                last_correct_step_indices < self.verify_tokens
+            )
+            self._commit(mamba_steps_to_track, targets, live=(targets > 0) & (slots > 0) & kept)
 
     def _commit(self, steps: Tensor, targets: Tensor, *, live: Tensor) -> None:
         """Copy the window after node ``steps[i]`` of row i to ``targets[i]`` in all layers."""

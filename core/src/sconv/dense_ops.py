@@ -11,7 +11,6 @@ from typing import Final
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 __all__ = ["convolve", "convolve_step", "gather_windows", "select_nodes"]
 
@@ -112,7 +111,9 @@ def _sum_taps(
     if bias is not None:
         acc += bias
     if activation is not None:
-        functional.silu(acc, inplace=True)
+        # torch's silu rounds differently in a vector lane and in the rest at the end of a block, so
+        # that a row's output would depend on its neighbours. Its exp and its arithmetic do not.
+        acc.div_(acc.neg().exp_().add_(1))
     if residual:
         acc += taps[-1]
     if direct is None:

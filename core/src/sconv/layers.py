@@ -50,7 +50,7 @@ class LayerTensors:
         *,
         device: torch.device | None = None,
     ) -> LayerTensors:
-        """Check an engine's tensors against the spec; a slot wider than K-1 keeps its window at the end.
+        """Check an engine's tensors; a slot wider than K-1 keeps its window at the end.
 
         Raises:
             SpecError: The message says which tensor differs, and in what.
@@ -63,6 +63,11 @@ class LayerTensors:
         axis = 1 if spec.window_axis == "time" else 2
         for number, tensor in enumerate(tensors):
             _check(spec, number, tensor, axis, device)
+            if tensor.shape[0] != tensors[0].shape[0]:
+                raise SpecError(
+                    f"adopt: layer {number} has {tensor.shape[0]} rows, layer 0 has "
+                    f"{tensors[0].shape[0]}: a slot is one row of every layer"
+                )
         windows = tuple(_end(tensor, axis, spec.window_size) for tensor in tensors)
         if stacked is not None:
             stacked = _end(stacked, axis + 1, spec.window_size)
@@ -83,9 +88,9 @@ def _check(spec: StateSpec, number: int, tensor: Tensor, axis: int, device: torc
     if dim != spec.layer_dim(number) or tensor.shape[axis] < spec.window_size:
         order = "[rows, K-1, D]" if axis == 1 else "[rows, D, K-1]"
         raise SpecError(
-            f"{where} has shape {list(tensor.shape)}: expected {order} with D={spec.layer_dim(number)} "
-            f"and a window of at least K-1={spec.window_size} (window_axis={spec.window_axis!r} is "
-            "declared, never guessed from sizes)"
+            f"{where} has shape {list(tensor.shape)}: expected {order} with "
+            f"D={spec.layer_dim(number)} and a window of at least K-1={spec.window_size} "
+            f"(window_axis={spec.window_axis!r} is declared, never guessed from sizes)"
         )
     if tensor.shape[0] < 2:
         raise SpecError(f"{where} has {tensor.shape[0]} rows: expected the dummy row 0 and a slot")

@@ -1,4 +1,4 @@
-"""Hypothesis runs the same examples everywhere; ``HYPOTHESIS_PROFILE=search`` looks for new ones."""
+"""Hypothesis runs the same examples everywhere; ``HYPOTHESIS_PROFILE=search`` looks for others."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every mode against the float64 oracle, on random specs, slot maps and batches.
 
-State is compared bit for bit, the slots that no row names included; outputs may differ by one rounding.
+State is compared bit for bit, slots that no row names included; outputs may differ by a rounding.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_a_schedule_of_steps_equals_the_oracle(data: st.DataObject) -> None:
 
 @given(data=st.data())
 def test_verify_and_commit_equal_the_oracle(data: st.DataObject) -> None:
-    """Another step may come in between, and a request may leave; both are looked up at the commit."""
+    """Another step may come in between, and a request may leave: slots are looked up now."""
     harness = data.draw(harnesses(draft=True))
     spec, pool = harness.backend.spec, harness.backend.pool
     verify = data.draw(steps(spec, harness.live, ForwardMode.TARGET_VERIFY))

@@ -1,8 +1,8 @@
 """The digit oracle: inputs and weights for which an output reads as the tokens that made it.
 
-With kernel width 4 and weights 1, 10, 100, 1000 (oldest first), the output for token 4 after window
-[1, 2, 3] is 4321: current, previous, one before, two before. A wrong digit says which tap read which
-token. bfloat16 and float16 are exact with weights 1, 4, 16, 64 and tokens 0 to 3.
+With kernel width 4 and weights 1, 10, 100, 1000 (oldest first), the output for token 4 after
+window [1, 2, 3] is 4321: current, previous, one before, two before. A wrong digit says which tap
+read which token. bfloat16 and float16 are exact with weights 1, 4, 16, 64 and tokens 0 to 3.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def digit_inputs(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """Return ``[T, dim]``; channel c of token t is ``(t + c) mod 10``, so that swapped channels show."""
+    """Return ``[T, dim]``; channel c of token t is ``(t + c) mod 10``: swapped channels show."""
     column = torch.tensor(list(tokens), dtype=torch.int64)[:, None]
     return ((column + torch.arange(dim)) % 10).to(device=device, dtype=dtype)
 

@@ -374,7 +374,7 @@ def _oracle(
         case ForwardMode.DECODE:
             return reference.decode(**common, track_slots=targets)  # type: ignore[arg-type]
         case ForwardMode.TARGET_VERIFY:
-            y, _ = reference.verify(  # type: ignore[misc]
+            y, _ = reference.verify(
                 **common,  # type: ignore[arg-type]
                 draft_token_num=step.draft_tokens,
                 parents=step.parents,

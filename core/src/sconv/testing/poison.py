@@ -31,11 +31,11 @@ def poison_(tensor: Tensor) -> Tensor:
     return tensor.fill_(torch.iinfo(tensor.dtype).max - 7)
 
 
-class PoisonedMemory(TorchDispatchMode):
+class PoisonedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within it, every uninitialised tensor that torch hands out is poisoned.
 
-    A freshly mapped page is zero and a recycled one often holds the right answer of the call before,
-    so a row that nobody writes passes most comparisons without this.
+    A freshly mapped page is zero and a recycled one often holds the right answer of the call
+    before, so a row that nobody writes passes most comparisons without this.
     """
 
     def __torch_dispatch__(

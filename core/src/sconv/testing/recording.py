@@ -1,9 +1,10 @@
-"""Capture and replay without an accelerator: record operators once, run them again on the same memory.
+"""Capture and replay without an accelerator: record operators once, run them on the same memory.
 
 A graph keeps addresses and Python's decisions, nothing else. A :class:`Recording` does the same on
-any device: a replay repeats every operator of the recorded call on the very tensors of that call, and
-no line of Python in between. Code that reads a value on the host, keeps what it computed outside of
-the recorded call, or allocates afresh what a later replay must find, fails here as it would there.
+any device: a replay repeats every operator of the recorded call on the very tensors of that call,
+and no line of Python in between. Code that reads a value on the host, keeps what it computed
+outside of the recorded call, or allocates afresh what a later replay must find, fails here as it
+would there.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class _Call:
                 old.copy_(new)
 
 
-class Recording(TorchDispatchMode):
+class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The operators of one call; see :func:`record`.
 
     Attributes:
@@ -69,7 +70,7 @@ class Recording(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.result: Any = None
         self.calls: list[_Call] = []
 
@@ -117,4 +118,4 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
