@@ -127,13 +127,20 @@ def make_pair(name: str, **options: Any) -> Pair:
     return Pair(name, stock, attached, attach(attached, **options))
 
 
+class Pairs(dict[str, Pair]):
+    """Pairs by name, with a short text: a failing property test prints its arguments."""
+
+    def __repr__(self) -> str:
+        return f"Pairs({', '.join(self)})"
+
+
 @pytest.fixture(scope="session")
-def all_pairs() -> dict[str, Pair]:
-    return {name: make_pair(name) for name in MAKERS}
+def all_pairs() -> Pairs:
+    return Pairs({name: make_pair(name) for name in MAKERS})
 
 
 @pytest.fixture(params=list(MAKERS))
-def pair(request: pytest.FixtureRequest, all_pairs: dict[str, Pair]) -> Iterator[Pair]:
+def pair(request: pytest.FixtureRequest, all_pairs: Pairs) -> Iterator[Pair]:
     """Each of the four configurations; the test must give all slots back."""
     found = all_pairs[request.param]
     yield found
@@ -142,7 +149,7 @@ def pair(request: pytest.FixtureRequest, all_pairs: dict[str, Pair]) -> Iterator
 
 
 @pytest.fixture(params=["inkling", "lfm2"])
-def main_pair(request: pytest.FixtureRequest, all_pairs: dict[str, Pair]) -> Iterator[Pair]:
+def main_pair(request: pytest.FixtureRequest, all_pairs: Pairs) -> Iterator[Pair]:
     """One configuration of each family; the test must give all slots back."""
     found = all_pairs[request.param]
     yield found
