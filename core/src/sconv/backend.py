@@ -132,7 +132,7 @@ class Backend:
         self._in_graph(forward_batch=forward_batch)
 
     def conv_state_metadata(self, layer_id: int, forward_batch: ForwardBatch) -> ShortConvMetadata:
-        """Return the step's metadata: a pure read, the same object for every layer of the step.
+        """Return the step's metadata: a pure read, one object for all layers of the step.
 
         Raises:
             MetadataError: The step was not prepared.
@@ -154,7 +154,7 @@ class Backend:
         activation: str | None = None,
         residual: bool = True,
     ) -> Tensor:
-        """Convolve one stream of one layer and move its state on, as the step's mode asks. In graph.
+        """Convolve one stream of one layer and move its state on, as the mode asks. In graph.
 
         Args:
             x: ``[T, D]`` packed inputs, unit channel stride, rows may be strided.
@@ -223,7 +223,7 @@ class Backend:
         activation: str | None = None,
         residual: bool = True,
     ) -> list[Tensor]:
-        """Convolve several streams that are ready at one point of a layer, such as k and v. In graph.
+        """Convolve streams that are ready at one point of a layer, such as k and v. In graph.
 
         Raises:
             BatchError: The sequences differ in length, name a stream twice, or hold a bad argument;
@@ -245,8 +245,8 @@ class Backend:
             biases = [None] * len(xs)
         if not len(xs) == len(weights) == len(streams) == len(biases):
             raise BatchError(
-                f"short_conv_group: {len(xs)} inputs, {len(weights)} weights, {len(streams)} streams, "
-                f"{len(biases)} biases: expected as many of each"
+                f"short_conv_group: {len(xs)} inputs, {len(weights)} weights, {len(streams)} "
+                f"streams, {len(biases)} biases: expected as many of each"
             )
         if len(set(streams)) != len(streams):
             raise BatchError(f"short_conv_group: {list(streams)} names a stream twice")
@@ -301,8 +301,7 @@ class Backend:
         last_correct_step_indices: Tensor,
         mamba_track_indices: Tensor | None = None,
         mamba_steps_to_track: Tensor | None = None,
-        *,
-        req_pool_indices: Tensor,
+        req_pool_indices: Tensor | None = None,
     ) -> None:
         """Keep what the last verify step accepted, for all layers and streams. In or out of graph.
 
@@ -310,13 +309,20 @@ class Backend:
             last_correct_step_indices: ``[B]`` last kept node of each row, -1 = keep nothing.
             mamba_track_indices: ``[B]`` int64 slots that receive snapshots, -1 = none; or None.
             mamba_steps_to_track: ``[B]`` node whose window is the snapshot, -1 = none; or None.
-            req_pool_indices: ``[B]`` int64 request rows (or slots, if the step was made with slots);
-                looked up now, whatever ran since the verify step.
+            req_pool_indices: ``[B]`` int64 request rows (or slots, if the step was made with
+                slots); looked up now, whatever ran since the verify step. Required: it stands last
+                only so that all four may be given by position.
 
         Raises:
+            TypeError: ``req_pool_indices`` is missing.
             BatchError: An argument has the wrong shape, dtype or device; nothing changed.
             MetadataError: There was no verify step.
         """
+        if req_pool_indices is None:
+            raise TypeError(
+                "update_mamba_state_after_mtp_verify: req_pool_indices is missing; without it the "
+                "commit would go to whatever slots the last forward left behind"
+            )
         self._commit(
             last_correct_step_indices=last_correct_step_indices,
             mamba_track_indices=mamba_track_indices,

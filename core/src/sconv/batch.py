@@ -88,8 +88,8 @@ class ForwardBatch:
     ) -> ForwardBatch:
         """One token per row; the window moves on by it.
 
-        ``mamba_track_mask`` marks the rows whose window after the step is also written to the slot in
-        ``mamba_track_indices``; without a mask, every row with a slot there.
+        ``mamba_track_mask`` marks the rows whose window after the step is also written to the slot
+        in ``mamba_track_indices``; without a mask, every row with a slot there.
         """
         rows = _rows(req_pool_indices, slots)
         return cls(
@@ -176,7 +176,7 @@ class ForwardBatch:
         rows = _rows(req_pool_indices, slots)
         if extend_seq_lens is None or extend_prefix_lens is None:
             raise BatchError(
-                f"{mode.value} needs extend_seq_lens and extend_prefix_lens, one number per row each"
+                f"{mode.value} needs extend_seq_lens and extend_prefix_lens, one number per row"
             )
         return cls(
             mode,
@@ -206,8 +206,8 @@ class ForwardBatch:
     ) -> ForwardBatch:
         """``draft_token_num`` tokens per row, root first; nothing is kept before the commit.
 
-        A tree is given by ``parents`` or by ``next_token`` and ``next_sibling``; otherwise the tokens
-        of a row are a chain.
+        A tree is given by ``parents`` or by ``next_token`` and ``next_sibling``; otherwise the
+        tokens of a row are a chain.
         """
         rows = _rows(req_pool_indices, slots)
         per_row = _draft_tokens(draft_token_num)

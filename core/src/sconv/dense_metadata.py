@@ -1,7 +1,7 @@
 """Step metadata in plain torch: what :mod:`sconv.dense` fills the buffers with.
 
-No host sync and no shape that depends on data, so the same code runs eagerly, under fake tensors and
-inside a capture. Results go to the buffers through ``out=``, which keeps their addresses.
+No host sync and no shape that depends on data, so the same code runs eagerly, under fake tensors
+and inside a capture. Results go to the buffers through ``out=``, which keeps their addresses.
 """
 
 from __future__ import annotations

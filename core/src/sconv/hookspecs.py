@@ -37,7 +37,8 @@ __all__ = [
 
 PROJECT_NAME: Final = "sconv"
 
-#: (major, minor) of this file. A changed or removed parameter raises major; a new optional hook, minor.
+#: (major, minor) of this file. A changed or removed parameter raises major; a new optional hook
+#: raises minor.
 CONTRACT_VERSION: Final = (1, 0)
 
 hookspec: Final = pluggy.HookspecMarker(PROJECT_NAME)
@@ -87,7 +88,7 @@ class StepSpec:
 
     @hookspec(firstresult=True)
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
-        """Prepare an eager step: the out-of-graph part, then the in-graph part, in fresh tensors."""
+        """Prepare an eager step: out-of-graph part, then in-graph part, in fresh tensors."""
 
     @hookspec(firstresult=True)
     def init_forward_metadata_out_graph(
@@ -102,7 +103,7 @@ class StepSpec:
 
     @hookspec(firstresult=True)
     def init_forward_metadata_in_graph(self, forward_batch: ForwardBatch) -> None:
-        """Recordable part: fill the static buffers of ``init_graph_state`` for this batch. In graph.
+        """Recordable part: fill the buffers of ``init_graph_state`` for this batch. In graph.
 
         Two calls with one batch size leave every metadata tensor at the same address.
 
@@ -132,7 +133,7 @@ class StepSpec:
         activation: str | None,
         residual: bool,
     ) -> Tensor:
-        """Convolve one stream of one layer and move its state on, as the step's mode asks. In graph.
+        """Convolve one stream of one layer and move its state on, as the mode asks. In graph.
 
         Args:
             x: ``[T, D]`` packed inputs, unit channel stride, rows may be strided.
@@ -180,14 +181,14 @@ class StepSpec:
         """Keep what a verify step accepted, for all layers and streams. In or out of graph.
 
         Row i is row i of the last verify step. Its slot is looked up from ``req_pool_indices`` now:
-        what the last forward left behind may belong to other requests. Rows without a slot, and rows
-        whose index is outside the step, change nothing.
+        what the last forward left behind may belong to other requests. Rows without a slot, and
+        rows whose index is outside the step, change nothing.
 
         Args:
             last_correct_step_indices: ``[B]`` int32 or int64, last kept node of the row, -1 = none.
             mamba_track_indices: ``[B]`` int64 slots that receive a snapshot, -1 = none; or None.
-            mamba_steps_to_track: ``[B]`` int32 or int64, node whose window is the snapshot, -1 = none;
-                or None.
+            mamba_steps_to_track: ``[B]`` int32 or int64, node whose window is the snapshot, -1 =
+                none; or None.
             req_pool_indices: ``[B]`` int64 request rows, or slots if the engine has no request rows
                 (the batch was made with ``slots=``).
         """

@@ -1,8 +1,8 @@
 """The metadata of one step, and the buffers it lies in.
 
-It is resolved once per step and shared by every layer and stream. An eager step gets fresh tensors; a
-step that is captured gets slices of static buffers, which start at 0, so that one batch size always
-has one set of addresses.
+It is resolved once per step and shared by every layer and stream. An eager step gets fresh tensors;
+a step that is captured gets slices of static buffers, which start at 0, so that one batch size
+always has one set of addresses.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class ShortConvMetadata:
         safe_idx: ``[B]`` int64, ``max(slot, 0)``.
         cu: ``[B+1]`` int64, the values of query_start_loc.
         si: ``[T]`` int32, row of each token; the tail past ``cu[B]`` is B-1.
-        track_conv_indices: ``[B, K-1]`` int64, where the window to snapshot comes from, oldest first:
-            a packed token, or -1 to -(K-1) for the newest to the oldest column of the row's old
-            window. Rows without a snapshot are zero.
+        track_conv_indices: ``[B, K-1]`` int64, where the window to snapshot comes from, oldest
+            first: a packed token, or -1 to -(K-1) for the newest to the oldest column of the row's
+            old window. Rows without a snapshot are zero.
         track_cache_indices: ``[B]`` int64, physical slot of the snapshot, -1 = none.
         writes: ``[B]`` bool, the row has a slot and moves its window on.
         num_accept_tokens: ``[B]`` int32, tokens that move the window on (draft-extend), else None.

@@ -49,8 +49,9 @@ class SlotAllocator:
             raise SlotError(f"alloc({count!r}): expected the number of slots, 0 or more")
         if count > len(self._free):
             raise PoolExhaustedError(
-                f"alloc({count}): {len(self._free)} of {self.num_slots} slots are free. Free finished "
-                "requests and snapshots that nobody needs, or build the backend with more num_slots"
+                f"alloc({count}): {len(self._free)} of {self.num_slots} slots are free. Free "
+                "finished requests and snapshots that nobody needs, or build the backend with more "
+                "num_slots"
             )
         slots = [self._free.popleft() for _ in range(count)]
         for slot in slots:
@@ -61,7 +62,8 @@ class SlotAllocator:
         """Take slots back; all of them or, on an error, none.
 
         Raises:
-            SlotError: A slot is not in use (a double free), is named twice, or was never handed out.
+            SlotError: A slot is not in use (a double free), is named twice, or was never handed
+                out.
         """
         self.check_in_use("free", slots)
         for slot in slots:

@@ -157,9 +157,8 @@ class StateSpec:
         try:
             return self._slices[layer_id][stream]
         except (KeyError, TypeError):
-            raise SpecError(
-                f"stream={stream!r}: layer {layer_id} has {', '.join(map(repr, self._slices[layer_id]))}"
-            ) from None
+            known = ", ".join(map(repr, self._slices[layer_id]))
+            raise SpecError(f"stream={stream!r}: layer {layer_id} has {known}") from None
 
     def window_shape(self, layer_id: int) -> tuple[int, int]:
         """Return the shape of one slot of one layer: ``(K-1, D)`` or ``(D, K-1)``."""

@@ -60,7 +60,8 @@ def matches_plain_torch(dtype: torch.dtype, kernel_size: int) -> bool:
         small = torch.randn(shape, generator=generator) / 4096
         large = torch.randint(-1, 2, shape, generator=generator) * 32768.0
         inputs = torch.where(large == 0, small, large).to(dtype)
-        weight = torch.randint(0, 2, (dim, kernel_size), generator=generator).mul(2).sub(1).to(dtype)
+        signs = torch.randint(0, 2, (dim, kernel_size), generator=generator)
+        weight = (2 * signs - 1).to(dtype)
         plain = torch.empty(rows, length, dim, dtype=dtype)
         convolve(inputs, weight, bias=None, activation=None, residual=False, out=plain)
         if not torch.equal(plain, conv_rows(inputs, weight)):
