@@ -195,8 +195,8 @@ def _check_vector(
 def _check_verify(rows: int, per_row: int, spec: StateSpec, pool: ConvStatePool) -> None:
     if spec.max_draft_tokens == 1:
         raise BatchError(
-            "target_verify needs verify windows, and max_draft_tokens=1 means no speculation: raise "
-            "it in the StateSpec"
+            "target_verify needs verify windows, and max_draft_tokens=1 means no speculation: "
+            "raise it in the StateSpec"
         )
     if per_row > spec.max_draft_tokens:
         raise BatchError(

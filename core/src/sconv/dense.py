@@ -63,16 +63,58 @@ class DenseBackend(BackendBase):
         super().__init__(spec=spec, device=device, pool=pool)
         self._gathers: _Gathers | None = None
         self._gathers_of: ShortConvMetadata | None = None
+        self._static: _Gathers | None = None
+        self._static_step: _Gathers | None = None
+        self._static_of: ShortConvMetadata | None = None
         self._rows: dict[tuple[int, str], StateRows] = {}
         self._verify_by_slots = False
 
+    @hookimpl
+    def init_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        """See :meth:`sconv.hookspecs.StepSpec.init_graph_state`."""
+        super().init_graph_state(max_bs, max_num_tokens)
+        if self._static is None:
+            size = self.spec.window_size
+            with torch.inference_mode(False):
+                self._static = _Gathers(
+                    *(
+                        torch.empty(shape, dtype=torch.int64, device=self.device)
+                        for shape in ((max_bs, size), (max_bs, size), (max_bs * size,))
+                    )
+                )
+
     def _begin(self, batch: ForwardBatch) -> None:
         super()._begin(batch)
+        if not self._rows:
+            # Here rather than at the first convolution, which may run under a capture.
+            for layer_id in range(self.spec.num_layers):
+                for stream in self.spec.layer_streams(layer_id):
+                    self._state(layer_id, stream.name)
         if batch.forward_mode is ForwardMode.TARGET_VERIFY:
             self._verify_by_slots = batch.slots is not None
 
     def _fill(self, meta: ShortConvMetadata, batch: ForwardBatch, buffers: MetadataBuffers) -> None:
         fill_metadata(meta, batch, self.pool, buffers)
+        if buffers is self._buffers:
+            self._fill_static_gathers(meta)
+
+    def _fill_static_gathers(self, meta: ShortConvMetadata) -> None:
+        """Refresh the step's indexes where recorded layers read them, at fixed addresses."""
+        self._static_of = None
+        ragged = meta.forward_mode.is_ragged
+        if self._static is None or not (ragged or meta.num_accept_tokens is not None):
+            return
+        rows, size = meta.batch_size, self.spec.window_size
+        static, fresh = self._static, self._plan_gathers(meta)
+        static.window[:rows].copy_(fresh.window)
+        head = head_target = None
+        if fresh.head is not None and fresh.head_target is not None:
+            assert static.head is not None
+            assert static.head_target is not None
+            head = static.head[:rows].copy_(fresh.head)
+            head_target = static.head_target[: rows * size].copy_(fresh.head_target)
+        self._static_step = _Gathers(static.window[:rows], head, head_target)
+        self._static_of = meta
 
     def _state(self, layer_id: int, stream: str) -> StateRows:
         """Return one stream's state; an adopted pool may be bound after the backend was built."""
@@ -84,7 +126,9 @@ class DenseBackend(BackendBase):
         return rows
 
     def _gathers_for(self, meta: ShortConvMetadata) -> _Gathers:
-        """Return the step's shared indexes; the first convolution of a step computes them."""
+        """Return the step's shared indexes; the first convolution of eager steps makes them."""
+        if self._static_step is not None and self._static_of is meta:
+            return self._static_step
         if self._gathers is None or self._gathers_of is not meta:
             self._gathers, self._gathers_of = self._plan_gathers(meta), meta
         return self._gathers

@@ -1,8 +1,8 @@
 """Where the state lies, and the life of a slot: alloc, clear, copy, assign, free.
 
-All streams of a layer lie side by side in one tensor, so clearing, copying and committing a slot is
-one piece of work per layer, whatever the streams. Row 0 is the dummy that padded rows point at: it is
-never handed out, and its content means nothing.
+All streams of a layer lie side by side in one tensor, so clearing, copying and committing a slot
+is one piece of work per layer, whatever the streams. Row 0 is the dummy that padded rows point at:
+it is never handed out, and its content means nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from .errors import PoolError, SlotError
+from .errors import PoolError, SlotError, SpecError
 from .layers import LayerTensors
 from .slots import SlotAllocator
 from .spec import StateSpec
@@ -52,6 +52,11 @@ class ConvStatePool:
         self.spec = spec
         self.device = torch.device(device)
         self.null_slots = tuple(sorted({int(slot) for slot in null_slots}))
+        if self.null_slots and self.null_slots[-1] > 0:
+            raise SpecError(
+                f"null_slots holds {self.null_slots[-1]}: expected 0 or negative ids, since a "
+                "positive one is a request's"
+            )
         self.virtual_to_physical = virtual_to_physical
         self._slots = None if adopted else SlotAllocator(spec.num_slots)
         # A tensor made under inference mode could not be written outside of it later.
@@ -82,8 +87,8 @@ class ConvStatePool:
                 window axis, any strides with a unit stride on the last axis. None = bind later.
             device: Where the tensors lie; only needed when they are bound later.
             windows: One dense verify buffer ``[rows, dtn, ...]`` per layer; None = allocate them.
-            null_slots: Ids that mean "no slot": ``(-1,)``, ``(0,)`` or ``(-1, 0)``. Row 0 is never a
-                request's either way.
+            null_slots: Ids that mean "no slot": ``(-1,)``, ``(0,)`` or ``(-1, 0)``. Row 0 is never
+                a request's either way.
             virtual_to_physical: See the class.
 
         Raises:
@@ -116,7 +121,7 @@ class ConvStatePool:
 
     @property
     def layers(self) -> tuple[Tensor, ...]:
-        """The window of every slot, one tensor ``[rows, K-1, D]`` or ``[rows, D, K-1]`` per layer."""
+        """The windows: one tensor ``[rows, K-1, D]`` or ``[rows, D, K-1]`` per layer."""
         return self._bound().tensors
 
     @property
@@ -231,7 +236,8 @@ class ConvStatePool:
         for row in rows:
             if not 0 < row <= self.spec.max_requests:
                 raise SlotError(
-                    f"assign: request row {row} is outside 1..{self.spec.max_requests} (row 0 is the dummy)"
+                    f"assign: request row {row} is outside 1..{self.spec.max_requests} "
+                    "(row 0 is the dummy)"
                 )
         if len(set(rows)) != len(rows):
             raise SlotError(f"assign: {rows} names a request row twice")
@@ -310,8 +316,8 @@ class ConvStatePool:
         """Write exported windows into slots. All tensors are checked before the first is written.
 
         Raises:
-            SlotError: A slot is not usable, or ``data`` is not one fitting tensor per layer: treat it
-                as a miss, nothing was written.
+            SlotError: A slot is not usable, or ``data`` is not one fitting tensor per layer: treat
+                it as a miss, nothing was written.
         """
         index = self._index(self._checked("restore", slots))
         if len(data) != len(self.layers):
@@ -328,7 +334,7 @@ class ConvStatePool:
 
     def _allocator(self, what: str) -> SlotAllocator:
         if self._slots is None:
-            raise PoolError(f"{what}: the engine hands out the slots of an adopted pool, not sconv")
+            raise PoolError(f"{what}: the engine hands out the slots of an adopted pool")
         return self._slots
 
     def _bound(self) -> LayerTensors:
@@ -356,8 +362,8 @@ def _host_ids(what: str, slots: SlotIds) -> list[int]:
     if isinstance(slots, Tensor):
         if slots.dtype not in (torch.int32, torch.int64) or slots.dim() > 1:
             raise SlotError(
-                f"{what}: got a {slots.dtype} tensor of shape {list(slots.shape)}; expected int32 or "
-                "int64 ids in one dimension"
+                f"{what}: got a {slots.dtype} tensor of shape {list(slots.shape)}; expected int32 "
+                "or int64 ids in one dimension"
             )
         return [int(slot) for slot in slots.reshape(-1).tolist()]
     if isinstance(slots, int) and not isinstance(slots, bool):

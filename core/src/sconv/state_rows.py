@@ -81,4 +81,7 @@ def _as_words(tensor: Tensor) -> Tensor | None:
 def _copied_words(values: Tensor) -> Tensor:
     """View as words what has the width for it; a copy where only the strides are in the way."""
     words = _as_words(values)
-    return values.contiguous().view(torch.int64) if words is None else words
+    if words is not None:
+        return words
+    # contiguous() would keep what it calls contiguous, such as one row with a stride of its own.
+    return values.clone(memory_format=torch.contiguous_format).view(torch.int64)

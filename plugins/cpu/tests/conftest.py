@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
-import sconv
 from sconv.testing.poison import PoisonedMemory
 
 settings.register_profile(
@@ -22,17 +21,6 @@ settings.register_profile(
 settings.register_profile("search", deadline=None, max_examples=1000)
 settings.register_profile("first", settings.get_profile("repeatable"), phases=[Phase.generate])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
-
-#: Builds the backend under test from a spec, and an adopted pool if there is one.
-Load = Callable[..., sconv.Backend]
-
-
-@pytest.fixture(scope="session")
-def load() -> Load:
-    def build(spec: sconv.StateSpec, pool: sconv.ConvStatePool | None = None) -> sconv.Backend:
-        return sconv.load_backend("cpu", spec=spec, pool=pool)
-
-    return build
 
 
 @pytest.fixture(autouse=True)

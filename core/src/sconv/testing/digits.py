@@ -7,22 +7,22 @@ read which token. bfloat16 and float16 are exact with weights 1, 4, 16, 64 and t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from ..backend import Backend
+from ..batch import ForwardBatch
+from ..pool import ConvStatePool
 from ..spec import StateSpec, Stream
-
-if TYPE_CHECKING:
-    from ..batch import ForwardBatch
-    from ..pool import ConvStatePool
+from .poison import poison_
 
 __all__ = [
     "digit_inputs",
     "digit_spec",
     "digit_weight",
+    "fill_pool",
     "read_digits",
     "read_window",
     "run_digits",
@@ -96,6 +96,29 @@ def set_window(
     state[slot] = value if time_axis else value.T
 
 
+def fill_pool(
+    pool: ConvStatePool,
+    windows: Mapping[int, Sequence[int]],
+    rows: Mapping[int, int] | None = None,
+) -> None:
+    """Poison the pool, then write these windows into all streams and name these request rows.
+
+    Args:
+        pool: The pool. Whether slots are handed out does not matter to a step.
+        windows: Slot to window, oldest first.
+        rows: Request row to slot; all others have none.
+    """
+    for layer in pool.layers:
+        poison_(layer)
+    for layer_id in range(pool.spec.num_layers):
+        for stream in pool.spec.layer_streams(layer_id):
+            for slot, window in windows.items():
+                set_window(pool, slot, window, layer_id=layer_id, stream=stream.name)
+    pool.req_to_slot[1:] = -1
+    for row, slot in (rows or {}).items():
+        pool.req_to_slot[row] = slot
+
+
 def read_window(
     pool: ConvStatePool, slot: int, *, layer_id: int = 0, stream: str = "a", channel: int = 0
 ) -> list[int]:
@@ -111,7 +134,7 @@ def read_digits(y: Tensor, channel: int = 0) -> list[int]:
 
 
 def run_digits(
-    backend: object,
+    backend: Backend,
     batch: ForwardBatch,
     tokens: Sequence[int],
     *,
@@ -122,16 +145,13 @@ def run_digits(
     """Prepare a step eagerly, run one convolution of it, and return channel 0 of its outputs.
 
     Args:
-        backend: A :class:`sconv.Backend`.
+        backend: The backend.
         batch: The step.
         tokens: Its packed tokens.
         layer_id: The layer.
         stream: The stream.
         prepare: False if the step is prepared already.
     """
-    from ..backend import Backend
-
-    assert isinstance(backend, Backend)
     if prepare:
         backend.init_forward_metadata(batch)
     dtype, device = backend.spec.dtype, backend.device

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from hypothesis import strategies as st
@@ -106,7 +106,7 @@ def steps(
         common["slots"] = (-1,) * rows
         return Step(lengths=(0,) * rows, **common)  # type: ignore[arg-type]
 
-    track: dict[str, object] = {}
+    track: dict[str, Any] = {}
     if mode is not ForwardMode.TARGET_VERIFY and draw(st.booleans()):
         free = sorted(set(range(1, spec.num_slots + 1)) - set(live))
         targets = [slot if draw(st.booleans()) else -1 for slot in draw(st.permutations(free))]
@@ -143,11 +143,11 @@ def steps(
                 draft_tokens=dtn,
                 accepts=each(st.integers(-1, dtn + 1)),
                 **common,  # type: ignore[arg-type]
-                **track,  # type: ignore[arg-type]
+                **track,
             )
         case _:
             lengths = each(st.integers(0, max_length))
-            if track and draw(st.booleans()):
+            if "track_slots" in track and draw(st.booleans()):
                 track["track_lengths"] = tuple(
                     draw(st.integers(-1, old + new + 2))
                     for old, new in zip(before, lengths, strict=True)
@@ -158,7 +158,7 @@ def steps(
                 tail=tail,
                 host_tokens=tail > 0 or draw(st.booleans()),
                 **common,  # type: ignore[arg-type]
-                **track,  # type: ignore[arg-type]
+                **track,
             )
 
 
