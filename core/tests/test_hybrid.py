@@ -235,11 +235,15 @@ def test_hook_4_spec_3_a_verify_gets_exactly_one_commit_whoever_served_it(
     ]
 
 
-def test_a_commit_without_request_rows_is_refused(calls: list[tuple[Any, ...]]) -> None:
-    hybrid: Any = hybrid_of(calls)
-    with pytest.raises(TypeError, match="req_pool_indices"):
-        hybrid.update_mamba_state_after_mtp_verify(last_correct_step_indices=torch.tensor([2]))
-    assert calls == []
+def test_the_commit_takes_its_arguments_by_position_like_a_backend(
+    calls: list[tuple[Any, ...]],
+) -> None:
+    hybrid = hybrid_of(calls)
+    last, tracks, steps, rows = (torch.tensor([number]) for number in (2, 3, 1, 7))
+    hybrid.update_mamba_state_after_mtp_verify(last, tracks, steps, rows)
+    (call,) = calls
+    assert call[:2] == ("conv", "commit")
+    assert list(call[2].values()) == [last, tracks, steps, rows]
 
 
 def test_hook_4_a_side_without_the_commit_is_refused_when_speculation_is_on(

@@ -172,7 +172,7 @@ class Backend:
         Raises:
             BatchError: An argument has the wrong shape, dtype, device or strides; nothing changed.
             SpecError: The layer or the stream does not exist.
-            MetadataError: The step was not prepared with this batch.
+            MetadataError: The prepared step has another mode or another number of rows.
         """
         if torch.is_grad_enabled():
             # State outlives the step, so it must not hold the step's autograd graph.

@@ -288,9 +288,10 @@ def _rows(req_pool_indices: Tensor | None, slots: Tensor | None) -> int:
     if (req_pool_indices is None) == (slots is None):
         raise BatchError("name the rows by req_pool_indices or by slots: exactly one of them")
     rows = slots if req_pool_indices is None else req_pool_indices
-    assert rows is not None
+    name = "slots" if req_pool_indices is None else "req_pool_indices"
+    if not isinstance(rows, Tensor):
+        raise BatchError(f"{name} is a {type(rows).__name__}: expected a tensor [B]")
     if rows.dim() != 1:
-        name = "slots" if req_pool_indices is None else "req_pool_indices"
         raise BatchError(f"{name} has shape {list(rows.shape)}: expected [B], one entry per row")
     return rows.shape[0]
 

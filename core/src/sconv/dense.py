@@ -54,7 +54,12 @@ class _Gathers:
 
 
 class DenseBackend(BackendBase):
-    """The whole contract in torch operators. A plugin subclasses it and names its device."""
+    """The whole contract in torch operators. A plugin subclasses it and names its device.
+
+    A subclass may know a faster way for the device's arithmetic: :meth:`_convolve` for rows of
+    equal length, :meth:`_convolve_packed` for a packed stream, :meth:`_decode` for a whole decode
+    step of one stream.
+    """
 
     def __init__(
         self, *, spec: StateSpec, device: torch.device, pool: ConvStatePool | None

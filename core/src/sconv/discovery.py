@@ -96,7 +96,7 @@ def choose(
         infos = [info for info in infos if info.device_type == device_type]
         if not infos:
             raise BackendNotFoundError(f"no installed backend serves {device_type!r} devices")
-    best = _best(infos)
+    best = _best(infos, device_type)
     skipped = [info for info in infos if not isinstance(info.availability, Available)]
     return best, "the available backend of the highest priority", skipped
 
@@ -153,7 +153,7 @@ def _not_found(name: str, why: str, found: Sequence[Entry]) -> str:
     return "; ".join([text, *damaged_metadata()])
 
 
-def _best(infos: Sequence[BackendInfo]) -> BackendInfo:
+def _best(infos: Sequence[BackendInfo], device_type: str | None) -> BackendInfo:
     if not infos:
         raise BackendNotFoundError(
             f"no backend is installed: pip install {OWNERS['cpu']} (or {OWNERS['cuda']})"
@@ -162,8 +162,9 @@ def _best(infos: Sequence[BackendInfo]) -> BackendInfo:
     if not able:
         states = [info.availability for info in infos]
         cause = next((state.error for state in states if isinstance(state, Broken)), None)
+        serving = "" if device_type is None else f" that serves {device_type!r} devices"
         raise BackendUnavailableError(
-            f"no installed backend can run here: {_listing(infos)}"
+            f"no installed backend{serving} can run here: {_listing(infos)}"
         ) from cause
     if len(able) > 1 and able[0].availability == able[1].availability:
         raise PluginError(

@@ -183,11 +183,10 @@ class HybridBackend:
 
     def update_mamba_state_after_mtp_verify(
         self,
-        *,
         last_correct_step_indices: Tensor,
         mamba_track_indices: Tensor | None = None,
         mamba_steps_to_track: Tensor | None = None,
-        req_pool_indices: Tensor,
+        req_pool_indices: Tensor | None = None,
     ) -> None:
         """Keep what a verify step accepted: one commit, on the side that has the state.
 

@@ -81,6 +81,9 @@ class ConvStatePool:
     ) -> ConvStatePool:
         """Use state that an engine allocated and whose slots it hands out itself.
 
+        Batches, ``assign`` and ``req_to_slot`` then speak of the engine's slot ids; ``clear``,
+        ``copy``, ``export`` and ``restore`` of rows of the tensors.
+
         Args:
             spec: The shape of the state. A slot may be wider than K-1: the window is its end.
             layers: One tensor ``[L, rows, ...]``, or one ``[rows, ...]`` per layer, in the spec's
@@ -334,7 +337,7 @@ class ConvStatePool:
 
     def _allocator(self, what: str) -> SlotAllocator:
         if self._slots is None:
-            raise PoolError(f"{what}: the engine hands out the slots of an adopted pool")
+            raise PoolError(f"{what}: ask the engine's allocator, the pool's slots are its own")
         return self._slots
 
     def _bound(self) -> LayerTensors:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch import Tensor
 
 __all__ = ["StateRows"]
+
+#: Elements up to which one copy of elements is faster than two of words.
+_FEW: Final = 1 << 14
 
 
 class StateRows:
@@ -59,6 +64,9 @@ class StateRows:
         x = x.to(old.dtype)
         if self._older is None or self._newest is None:
             self.write(rows, torch.cat([old[:, 1:], x[:, None]], dim=1))
+            return
+        if old.numel() <= _FEW:
+            self._state.index_copy_(0, rows, torch.cat([old[:, 1:], x[:, None]], dim=1))
             return
         if old.shape[1] > 1:
             self._older.index_copy_(0, rows, _copied_words(old[:, 1:]))
