@@ -18,7 +18,13 @@ from .metadata import ShortConvMetadata
 from .pool import ConvStatePool
 from .spec import StateSpec
 
-__all__ = ["check_batch", "check_commit", "check_conv", "checks_values"]
+__all__ = [
+    "check_batch",
+    "check_commit",
+    "check_conv",
+    "check_request_rows",
+    "checks_values",
+]
 
 _INDEX: Final = (torch.int32, torch.int64)
 _FLOAT: Final = (torch.bfloat16, torch.float16, torch.float32)
@@ -184,6 +190,15 @@ def check_conv(
             raise BatchError(f"{name} is on {tensor.device}, the state is on {device}")
 
 
+def check_request_rows(rows: Tensor, spec: StateSpec) -> None:
+    """Check the values of request rows. Reads them on the host.
+
+    Raises:
+        BatchError: One is out of range.
+    """
+    _check_range("req_pool_indices", rows, 0, spec.max_requests)
+
+
 def _check_vector(
     name: str,
     value: Tensor | None,
@@ -225,7 +240,7 @@ def _check_values(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool) -> 
     if batch.batch_size == 0:
         return
     if batch.req_pool_indices is not None:
-        _check_range("req_pool_indices", batch.req_pool_indices, 0, spec.max_requests)
+        check_request_rows(batch.req_pool_indices, spec)
     if not pool.translates_on_host:
         table = pool.virtual_to_physical
         ids = table.shape[0] if isinstance(table, Tensor) else pool.num_rows

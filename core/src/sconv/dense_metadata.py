@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .batch import ForwardBatch, ForwardMode
+from .checks import check_request_rows
 from .metadata import MetadataBuffers, ShortConvMetadata
 from .pool import ConvStatePool
 from .tracking import crossing_steps
@@ -21,11 +22,21 @@ __all__ = ["fill_metadata", "lookup_slots"]
 def lookup_slots(
     pool: ConvStatePool, req_pool_indices: Tensor | None, slots: Tensor | None, *, out: Tensor
 ) -> None:
-    """Write the engine's slot id of each row to ``out`` (``[B]`` int32 or int64). In graph."""
+    """Write the engine's slot id of each row to ``out`` (``[B]`` int32 or int64). In graph.
+
+    Raises:
+        BatchError: A request row is out of range, and the memory is the host's.
+    """
     if slots is not None:
         out.copy_(slots)
     elif req_pool_indices is not None:
-        out.copy_(pool.req_to_slot.index_select(0, req_pool_indices))
+        try:
+            slot_of_row = pool.req_to_slot.index_select(0, req_pool_indices)
+        except IndexError:
+            # Only host memory notices, and its message names neither the row nor the bound.
+            check_request_rows(req_pool_indices, pool.spec)
+            raise
+        out.copy_(slot_of_row)
     else:
         out.fill_(-1)
 
