@@ -158,24 +158,27 @@ def test_a_cache_of_another_batch_size_is_refused(all_pairs, name, ids):
 @pytest.mark.parametrize("recording", [False, True])
 @pytest.mark.parametrize("length", [2, 11])
 def test_a_cache_filled_by_stock_is_adopted(pair, ids, recording, length):
-    prefix, turn = ids(2, length), ids(2, 5, 1)
+    prefix = ids(2, length)
     cache = DynamicCache(config=pair.stock.config)
     if recording:
         cache.activate_past_recording()
     pair.stock(prefix, cache=cache)
     twin = copy.deepcopy(cache)
-    for step in (turn, ids(2, 1, 2)):
-        expected = pair.stock(step, cache=twin).logits
-        got = pair.attached(step, cache=cache).logits
+
+    def step(tokens):
+        expected, got = (
+            model(tokens, cache=one).logits
+            for model, one in ((pair.stock, twin), (pair.attached, cache))
+        )
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=2e-5)
+
+    step(ids(2, 1, 1))
     if recording:
+        # Back to what stock had recorded before the cache was adopted.
         for either in (cache, twin):
-            either.crop(-4)
-    expected, got = (
-        model(ids(2, 3, 3), cache=one).logits
-        for model, one in ((pair.stock, twin), (pair.attached, cache))
-    )
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=2e-5)
+            either.crop(-2)
+    step(ids(2, 5, 2))
+    step(ids(2, 1, 3))
 
 
 @pytest.mark.parametrize("recording", [False, True])
@@ -212,6 +215,8 @@ def test_the_pool_of_another_model_is_refused(main_pair, new_pair, ids):
         main_pair.attached(ids(1, 1), cache=cache)
     with pytest.raises(ValueError, match="not in this model's pool"):
         main_pair.attachment.export(cache)
+    with pytest.raises(ValueError, match="not in this model's pool"):
+        main_pair.attachment.export(DynamicCache())
 
 
 def test_a_cache_without_a_config_is_refused(main_pair, ids):
@@ -288,6 +293,8 @@ def test_exhaustion_says_who_may_hold_the_slots(new_pair, ids):
         pair.attached.generate(ids(2, 5), max_new_tokens=2, do_sample=False)
     gc.collect()
     assert pair.attachment.rows_held == 2
+    with pytest.raises(sconv.PoolExhaustedError, match=r"batch of 4 rows.*max_requests=3"):
+        pair.attached.generate(ids(4, 5), max_new_tokens=2, do_sample=False)
     with pytest.raises(sconv.PoolExhaustedError):
         copy.deepcopy(kept)
     assert pair.attachment.rows_held == 2
@@ -295,6 +302,20 @@ def test_exhaustion_says_who_may_hold_the_slots(new_pair, ids):
     with pytest.raises(sconv.PoolExhaustedError):
         kept.batch_repeat_interleave(2)
     assert pair.attachment.rows_held == 2
+
+
+def test_a_cache_in_a_reference_cycle_does_not_exhaust_the_pool(new_pair, ids):
+    """As the traceback of a caught exception makes one; the collector may not have run yet."""
+    pair = new_pair("lfm2", max_requests=2)
+    cache = _prefilled(pair.attached, ids(2, 5))
+    cache.itself = cache
+    gc.disable()
+    try:
+        del cache
+        assert pair.attachment.rows_held == 2
+        pair.attached.generate(ids(2, 5), max_new_tokens=2, do_sample=False)
+    finally:
+        gc.enable()
 
 
 def test_beams_fit_in_exactly_their_rows(new_pair, ids):

@@ -164,7 +164,8 @@ class Attachment:
         Raises:
             ValueError: The cache is not one of this model.
         """
-        binding = binding_of(cache.layers[self.sites[0].cache_layer])
+        index = self.sites[0].cache_layer
+        binding = binding_of(cache.layers[index]) if index < len(cache.layers) else None
         if binding is None or binding.runner is not self.runner:
             raise ValueError(
                 "export: the convolution state of this cache is not in this model's pool"

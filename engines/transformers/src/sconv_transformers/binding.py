@@ -166,7 +166,6 @@ class Binding:
         counters.drafted += self._drafted
         counters.accepted += max(self._drafted - removed, 0)
         self._drafted = 0
-        self._step = None
         self.committed += kept
         self.history.clear()
 
@@ -178,7 +177,7 @@ class Binding:
         more rows than change.
         """
         self._require_whole()
-        if self.slots is None:
+        if self.slots is None or rows == list(range(self.rows)):
             return
         old = list(self._lease)
         new, copies = _share_slots([old[row] for row in rows])

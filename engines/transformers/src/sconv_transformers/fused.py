@@ -61,7 +61,7 @@ class SiteHook:
         if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
             with torch.no_grad():
                 y = run(self, cache, hidden_states, x, weight, bias, residual)
-            return _Constant.apply(y, x)
+            return _Constant.apply(y, x, weight)
         return run(self, cache, hidden_states, x, weight, bias, residual)
 
     def __deepcopy__(self, memo: dict[int, object]) -> SiteHook:
@@ -111,7 +111,7 @@ class _Constant(torch.autograd.Function):
     """The output of a stateful convolution: a value without a derivative, said aloud."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, x: Tensor) -> Tensor:
+    def forward(ctx: Any, y: Tensor, *inputs: Tensor) -> Tensor:
         return y.view_as(y)
 
     @staticmethod

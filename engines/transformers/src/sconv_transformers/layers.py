@@ -90,8 +90,6 @@ def _pooled(stock: type) -> type:
     """
     members: dict[str, Any] = {
         "__doc__": f"{stock.__name__} whose convolution state lives in an sconv pool.",
-        # A subclass that keeps the name of its layer type would replace the stock class everywhere.
-        "_layer_type": None,
         "_sconv_stock": stock,
         "is_croppable": property(_is_croppable),
         "reset": _reset,

@@ -35,6 +35,11 @@ class SlotLedger:
         Raises:
             sconv.PoolExhaustedError: Live caches hold too many; none is taken.
         """
+        if rows > self.max_requests:
+            raise PoolExhaustedError(
+                f"a batch of {rows} rows (sequences or beams) does not fit: the model was attached "
+                f"with max_requests={self.max_requests}"
+            )
         self._drain()
         if rows > self.pool.num_free:
             # A cache in a reference cycle, of a caught exception for example, is dead but not yet
@@ -47,7 +52,7 @@ class SlotLedger:
                 f"max_requests={self.max_requests} are held by live caches: prompt caches and "
                 "their copies, the cache of a GenerateOutput, a generation that is still running, "
                 "or a caught exception's traceback. Drop what is no longer needed, or attach with "
-                "more max_requests (a batch needs a row per sequence or beam)"
+                "more max_requests"
             )
         return [int(slot) for slot in self.pool.alloc(rows)]
 

@@ -31,10 +31,12 @@ def import_states(cache: Cache, binding: Binding, sites: Sequence[ConvSite]) -> 
         raise ValueError(
             "the cache has the state of some convolutions only: it is from an aborted forward"
         )
-    window = binding.runner.backend.spec.window_size
-    recording = cache.is_recording_past(sites[0].cache_layer)
-    columns = filled[0].shape[2]
-    recorded = min(max(columns - window, 0), binding.runner.max_rollback) if recording else 0
+    window, columns = binding.runner.backend.spec.window_size, filled[0].shape[2]
+    recorded = 0
+    if cache.is_recording_past(sites[0].cache_layer):
+        # Less than K columns occur only while nothing precedes them.
+        recorded = columns - window if columns > window else columns
+        recorded = min(recorded, binding.runner.max_rollback)
     slots = binding.lease(filled[0].shape[0])
     history = History()
     history.length = recorded
@@ -43,14 +45,15 @@ def import_states(cache: Cache, binding: Binding, sites: Sequence[ConvSite]) -> 
         if recorded:
             history.keep(site, inputs[:, :, columns - recorded :].transpose(1, 2).contiguous(), 0)
         _write_window(binding, site, slots, inputs[:, :, : columns - recorded])
-    binding.adopt_state(cache.get_seq_length() - recorded, history)
+    # How many tokens came before is not known here and makes no difference, unless it is none.
+    binding.adopt_state(columns - recorded, history)
 
 
 def export_states(
     cache: Cache, binding: Binding, sites: Sequence[ConvSite], dtype: torch.dtype
 ) -> None:
     """Turn a pooled cache into a stock one that holds the same states, and return its slots."""
-    states = [_read_state(binding, site) for site in sites] if binding.slots is not None else []
+    states = [_read_state(binding, site) for site in sites] if binding.has_state else []
     for index in sorted({site.cache_layer for site in sites}):
         restore(cache.layers[index])
     for site, state in zip(sites, states, strict=False):
@@ -90,9 +93,6 @@ def _write_window(binding: Binding, site: ConvSite, slots: Tensor, inputs: Tenso
 def _read_state(binding: Binding, site: ConvSite) -> Tensor:
     """Return ``[B, D, K + h]``: an unread oldest column, the window, the recorded inputs."""
     window = _window_view(binding, site).index_select(0, binding.slots)
-    if binding.committed == 0:
-        # Nothing was written yet, and a slot holds what its last owner left.
-        window = torch.zeros_like(window)
     recorded = binding.history.get(site)
     if recorded is not None:
         window = torch.cat([window, recorded.transpose(1, 2).to(window.dtype)], dim=2)
