@@ -13,9 +13,20 @@ from pathlib import Path
 
 import importlib_metadata
 import pytest
+from hypothesis import HealthCheck, settings
 
 import sconv
 import sconv.discovery
+
+settings.register_profile(
+    "repeatable",
+    derandomize=True,
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.register_profile("search", deadline=None, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 _PLUGIN = """
 from sconv import Available, BackendInfo, Capabilities, Unavailable, hookimpl
@@ -173,3 +184,12 @@ class Alone(Site):
 def alone(tmp_path: Path) -> Alone:
     """For child processes: core, what it depends on, and nothing else."""
     return Alone(tmp_path / "alone")
+
+
+@pytest.fixture
+def poisoned_memory() -> Iterator[None]:
+    """Uninitialised memory is NaN, or a number that no index would be."""
+    from sconv.testing.poison import PoisonedMemory
+
+    with PoisonedMemory():
+        yield

@@ -1,0 +1,148 @@
+"""Static buffers: their sizes, their slices, and what they refuse."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+import torch
+from torch import Tensor
+
+from sconv import ForwardBatch, GraphBufferError, ShortConvMetadata, StateSpec, Stream
+from sconv.dense import DenseBackend
+from sconv.metadata import MetadataBuffers
+from sconv.testing.harness import assert_same_bits
+
+SPEC = StateSpec(
+    num_layers=1,
+    streams=[Stream("a", 2)],
+    kernel_size=4,
+    num_slots=8,
+    max_requests=3,
+    max_draft_tokens=3,
+    draft_topk=2,
+    track_interval=4,
+    chunk_size=2,
+)
+CPU = torch.device("cpu")
+
+
+def tensors(meta: ShortConvMetadata) -> dict[str, Tensor]:
+    values = {field.name: getattr(meta, field.name) for field in fields(meta)}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def batches() -> dict[str, ForwardBatch]:
+    slots, two = torch.tensor([5, 2]), torch.tensor([2, 3])
+    return {
+        "decode": ForwardBatch.decode(slots=slots, mamba_track_indices=two + 4),
+        "extend": ForwardBatch.extend(None, two, two, slots=slots, num_tokens=7),
+        "verify": ForwardBatch.target_verify(None, two, 3, slots=slots),
+        "tree": ForwardBatch.target_verify(
+            None, two, 3, slots=slots, parents=torch.tensor([[-1, 0, 0], [-1, 0, 1]])
+        ),
+        "draft_extend": ForwardBatch.draft_extend(
+            None, two, 3, two - 1, slots=slots, mamba_track_indices=two + 4
+        ),
+        "idle": ForwardBatch.idle(2),
+    }
+
+
+@pytest.mark.parametrize("kind", batches())
+def test_a_static_step_equals_an_eager_one(kind: str) -> None:
+    """Whatever the buffers held before."""
+    backend = DenseBackend(spec=SPEC, device=CPU, pool=None)
+    backend.init_graph_state(4, 16)
+    batch = batches()[kind]
+    backend.init_forward_metadata(batch)
+    assert backend.forward_metadata is not None
+    eager = tensors(backend.forward_metadata)
+    for other in batches().values():
+        backend.init_forward_metadata_out_graph(other, True)
+        backend.init_forward_metadata_in_graph(other)
+    backend.init_forward_metadata_out_graph(batch, False)
+    backend.init_forward_metadata_in_graph(batch)
+    static = tensors(backend.forward_metadata)
+    assert static.keys() == eager.keys()
+    for name, value in static.items():
+        assert_same_bits(value, eager[name], name)
+        assert value.data_ptr() != eager[name].data_ptr() or value.numel() == 0
+
+
+def test_slices_start_at_zero_and_never_move() -> None:
+    buffers = MetadataBuffers(SPEC, 4, 16, CPU)
+    starts: dict[str, set[int]] = {}
+    for batch in batches().values():
+        tokens = batch.num_tokens
+        assert tokens is not None
+        for name, value in tensors(buffers.step(batch, tokens, padded=True)).items():
+            if value.numel():
+                starts.setdefault(name, set()).add(value.data_ptr())
+    assert len(starts) == 12
+    assert all(len(addresses) == 1 for addresses in starts.values())
+    distinct = set().union(*starts.values())
+    assert len(distinct) == len(starts)
+
+
+def test_taps_of_fewer_draft_tokens_are_packed() -> None:
+    """Their shape follows the step, so that kernels need no second stride."""
+    buffers = MetadataBuffers(SPEC, 4, 16, CPU)
+    rows = torch.tensor([5, 2])
+    batch = ForwardBatch.target_verify(
+        None, rows, 2, slots=rows, parents=torch.tensor([[-1, 0], [-1, 0]])
+    )
+    taps = buffers.step(batch, 4, padded=True).tree_taps
+    assert taps is not None
+    assert tuple(taps.shape) == (2, 2, 4)
+    assert taps.is_contiguous()
+
+
+@pytest.mark.parametrize(("rows", "tokens"), [(5, 5), (2, 17), (5, 17)])
+def test_what_does_not_fit_names_both_sizes(rows: int, tokens: int) -> None:
+    buffers = MetadataBuffers(SPEC, 4, 16, CPU)
+    with pytest.raises(GraphBufferError) as error:
+        buffers.check(rows, tokens)
+    assert error.value.have == {"max_bs": 4, "max_num_tokens": 16}
+    assert error.value.need == {"max_bs": rows, "max_num_tokens": tokens}
+    assert f"have max_bs=4, max_num_tokens=16, need max_bs={rows}, max_num_tokens={tokens}" in str(
+        error.value
+    )
+    buffers.check(4, 16)
+
+
+def test_buffers_are_sized_once() -> None:
+    backend = DenseBackend(spec=SPEC, device=CPU, pool=None)
+    with pytest.raises(GraphBufferError, match="at least one row and a token per row"):
+        backend.init_graph_state(4, 3)
+    assert backend.max_rows == SPEC.max_requests
+    backend.init_graph_state(4, 16)
+    assert backend.max_rows == 4
+    batch = batches()["tree"]
+    backend.init_forward_metadata_out_graph(batch, True)
+    backend.init_forward_metadata_in_graph(batch)
+    assert backend.forward_metadata is not None
+    before = {name: value.data_ptr() for name, value in tensors(backend.forward_metadata).items()}
+    backend.init_graph_state(3, 8)
+    with pytest.raises(GraphBufferError, match=r"max_bs=4.*need max_bs=8"):
+        backend.init_graph_state(8, 16)
+    backend.init_forward_metadata_in_graph(batch)
+    after = {name: value.data_ptr() for name, value in tensors(backend.forward_metadata).items()}
+    assert after == before
+
+
+def test_buffers_make_room_for_padded_verify_rows() -> None:
+    backend = DenseBackend(spec=SPEC, device=CPU, pool=None)
+    assert backend.pool.windows.rows == 3
+    backend.init_graph_state(6, 18)
+    assert backend.pool.windows.rows == 6
+
+
+def test_buffers_made_under_inference_mode_can_be_filled_outside() -> None:
+    backend = DenseBackend(spec=SPEC, device=CPU, pool=None)
+    with torch.inference_mode():
+        backend.init_graph_state(4, 16)
+    for batch in batches().values():
+        backend.init_forward_metadata_out_graph(batch, True)
+        backend.init_forward_metadata_in_graph(batch)
+        assert backend.forward_metadata is not None
+        assert backend.forward_metadata.batch_size == 2
