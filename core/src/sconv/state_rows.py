@@ -30,11 +30,12 @@ class StateRows:
         self._time_major = time_major
         #: A channel-major window is one run of memory; only as such can words span its columns.
         self._flat = not time_major and state[0].is_contiguous()
-        target = state.flatten(1) if self._flat else state
-        self._words = _as_words(target)
         self._older = self._newest = None
-        if time_major and self._words is not None:
-            self._older, self._newest = self._words[:, :-1], self._words[:, -1]
+        # A view as another dtype that is made under inference mode cannot be written outside of it.
+        with torch.inference_mode(False):
+            self._words = _as_words(state.flatten(1) if self._flat else state)
+            if time_major and self._words is not None:
+                self._older, self._newest = self._words[:, :-1], self._words[:, -1]
 
     def read(self, rows: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return a copy of the windows of ``rows`` (``[B]`` int64), in ``out`` if it is given."""
