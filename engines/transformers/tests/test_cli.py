@@ -251,6 +251,11 @@ def test_a_device_that_is_not_there(capsys, folder):
     assert "--device cuda:77" in text
 
 
+def test_a_device_that_no_backend_serves(capsys, folder):
+    text = _refused(capsys, "--model", folder(), "--prompt", "a", "--device", "meta")
+    assert "meta" in text
+
+
 def test_an_empty_prompt(capsys, folder):
     assert "empty" in _refused(capsys, "--model", folder(), "--prompt", "")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -13,7 +12,6 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 import sconv
-from sconv.discovery import ENVIRONMENT
 
 from . import inkling, lfm2
 from .binding import Binding
@@ -84,7 +82,7 @@ def attach(
     )
     # Under inference mode the pool could not be written outside of it later.
     with torch.inference_mode(False):
-        loaded = sconv.load_backend(_backend_for(device, backend), spec=spec, device=device)
+        loaded = sconv.load_backend(backend, spec=spec, device=device)
         loaded.warmup()
     return Attachment(model, family, sites, StepRunner(loaded, max_rollback))
 
@@ -253,20 +251,6 @@ def _family(model: nn.Module) -> Family:
             return family
     names = ", ".join(family.model_class.__name__ for family in FAMILIES)
     raise TypeError(f"cannot attach a {type(model).__name__}: supported are {names}")
-
-
-def _backend_for(device: torch.device, name: str) -> str:
-    """Return what ``"auto"`` means for a device: the best backend overall may serve another."""
-    if name != "auto" or os.environ.get(ENVIRONMENT):
-        return name
-    able = [
-        info
-        for info in sconv.backends()
-        if isinstance(info.availability, sconv.Available) and info.device_type == device.type
-    ]
-    # A tie is an error that load_backend explains, and so is a device that nothing serves.
-    tied = len(able) > 1 and able[0].availability == able[1].availability
-    return name if tied or not able else able[0].name
 
 
 def _single_device(sites: list[ConvSite]) -> torch.device:

@@ -146,13 +146,13 @@ def _device(options: argparse.Namespace) -> torch.device:
 
     if options.device is None:
         return torch.device(choose(options.backend)[0].device_type)
-    if options.backend != "auto":
-        choose(options.backend)
     try:
-        return torch.empty(0, device=options.device).device
+        device = torch.empty(0, device=options.device).device
     except (RuntimeError, AssertionError) as exc:
         reason = str(exc).strip().partition("\n")[0]
         raise UsageError(f"--device {options.device}: {reason}") from exc
+    choose(options.backend, device_type=device.type)
+    return device
 
 
 def _dtype(name: str) -> torch.dtype | None:
