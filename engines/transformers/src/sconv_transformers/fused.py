@@ -61,7 +61,8 @@ class SiteHook:
         if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
             with torch.no_grad():
                 y = run(self, cache, hidden_states, x, weight, bias, residual)
-            return _Constant.apply(y, x, weight)
+            constant: Tensor = _Constant.apply(y, x, weight)
+            return constant
         return run(self, cache, hidden_states, x, weight, bias, residual)
 
     def __deepcopy__(self, memo: dict[int, object]) -> SiteHook:

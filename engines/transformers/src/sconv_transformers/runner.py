@@ -152,4 +152,6 @@ class StepRunner:
     def _prepare(self, batch: ForwardBatch, start: int, stop: int) -> Part:
         self.backend.init_forward_metadata(batch)
         self.counters.metadata_builds += 1
-        return Part(batch, self.backend.forward_metadata, start, stop)
+        metadata = self.backend.forward_metadata
+        assert metadata is not None
+        return Part(batch, metadata, start, stop)

@@ -96,10 +96,9 @@ class Session:
             raise UsageError("a prompt is empty: give at least one character")
         return tokens
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: list[int]) -> str:
         """Return the text of tokens."""
-        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
-        return text
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
     def generate(
         self,

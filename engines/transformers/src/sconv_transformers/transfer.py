@@ -92,6 +92,7 @@ def _write_window(binding: Binding, site: ConvSite, slots: Tensor, inputs: Tenso
 
 def _read_state(binding: Binding, site: ConvSite) -> Tensor:
     """Return ``[B, D, K + h]``: an unread oldest column, the window, the recorded inputs."""
+    assert binding.slots is not None
     window = _window_view(binding, site).index_select(0, binding.slots)
     recorded = binding.history.get(site)
     if recorded is not None:
