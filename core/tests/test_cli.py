@@ -211,6 +211,7 @@ def test_help_lists_all_commands_and_imports_none(site, capsys):
         "  measure       (sconv-extra)",
         "  new-plugin    start a plugin for new hardware"
         " (not installed: pip install sconv-contract)",
+        "  plan          say how many requests fit in a memory (sconv-core)",
         "  verify        check that a plugin keeps the contract"
         " (not installed: pip install sconv-contract)",
     ]

@@ -9,6 +9,7 @@ import sconv
 
 NEEDS_TORCH = ["StateSpec", "Stream", "ForwardBatch", "ForwardMode", "ConvStatePool", "Backend"]
 NEEDS_TORCH += ["ShortConvMetadata", "load_backend", "nn", "reference"]
+NEEDS_TORCH += ["plan", "Plan", "LayoutPlan"]
 
 
 def test_importing_sconv_imports_next_to_nothing(alone):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .hookspecs import CONTRACT_VERSION, hookimpl
     from .loading import load_backend
     from .metadata import ShortConvMetadata
+    from .planning import LayoutPlan, Plan, plan
     from .plugin import Available, BackendInfo, Capabilities, Origin, Unavailable
     from .pool import ConvStatePool
     from .spec import StateSpec, Stream
@@ -54,8 +55,10 @@ __all__ = [
     "ForwardBatch",
     "ForwardMode",
     "GraphBufferError",
+    "LayoutPlan",
     "MetadataError",
     "Origin",
+    "Plan",
     "PluginError",
     "PoolError",
     "PoolExhaustedError",
@@ -71,6 +74,7 @@ __all__ = [
     "hookimpl",
     "load_backend",
     "nn",
+    "plan",
     "reference",
 ]
 
@@ -96,6 +100,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "hookspecs": ("CONTRACT_VERSION", "hookimpl"),
     "loading": ("load_backend",),
     "metadata": ("ShortConvMetadata",),
+    "planning": ("LayoutPlan", "Plan", "plan"),
     "plugin": ("Available", "BackendInfo", "Capabilities", "Origin", "Unavailable"),
     "pool": ("ConvStatePool",),
     "spec": ("StateSpec", "Stream"),

@@ -7,6 +7,7 @@ reader sees in between.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 
@@ -18,6 +19,7 @@ from .hookspecs import hookimpl
 from .metadata import MetadataBuffers, ShortConvMetadata
 from .pool import ConvStatePool
 from .spec import StateSpec
+from .windows import choose_layout, make_windows
 
 __all__ = ["BackendBase"]
 
@@ -26,6 +28,8 @@ class BackendBase:
     """Step hooks that need no kernel. A subclass gives :meth:`_fill` and the rest of the contract.
 
     Attributes:
+        window_layouts: Layouts of verify windows that the class keeps, first choice first; the same
+            as in the capabilities that its plugin declares.
         spec: What the backend was built for.
         device: Where its tensors lie.
         pool: Its state.
@@ -34,13 +38,22 @@ class BackendBase:
         verify_rows: Rows of that step.
     """
 
+    window_layouts: ClassVar[tuple[str, ...]] = ("dense",)
+
     def __init__(
         self, *, spec: StateSpec, device: torch.device, pool: ConvStatePool | None
     ) -> None:
-        """Build the state, unless an adopted pool brings it."""
+        """Build the state, unless an adopted pool brings it, and choose the verify windows.
+
+        Raises:
+            SpecError: The class does not keep the window layout that the spec names.
+        """
         self.spec = spec
         self.device = device
         self.pool = pool if pool is not None else ConvStatePool(spec, device)
+        if not self.pool.has_windows:
+            layout = choose_layout(spec, self.window_layouts, backend=type(self).__name__)
+            self.pool.windows = make_windows(layout, spec, self.pool.device)
         self.forward_metadata: ShortConvMetadata | None = None
         self.verify_tokens = 0
         self.verify_rows = 0

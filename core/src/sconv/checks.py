@@ -75,7 +75,7 @@ def check_batch(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool, max_r
     for name in ("parents", "next_token", "next_sibling"):
         _check_vector(name, getattr(batch, name), (rows, per_row), _INDEX, device)
     if batch.forward_mode is ForwardMode.TARGET_VERIFY:
-        _check_verify(rows, per_row, spec, pool)
+        _check_verify(batch, per_row, spec, pool)
     if checks_values(device):
         _check_values(batch, spec, pool)
 
@@ -219,7 +219,8 @@ def _check_vector(
         raise BatchError(f"{name} is on {value.device}, the state is on {device}")
 
 
-def _check_verify(rows: int, per_row: int, spec: StateSpec, pool: ConvStatePool) -> None:
+def _check_verify(batch: ForwardBatch, per_row: int, spec: StateSpec, pool: ConvStatePool) -> None:
+    rows = batch.batch_size
     if spec.max_draft_tokens == 1:
         raise BatchError(
             "target_verify needs verify windows, and max_draft_tokens=1 means no speculation: "
@@ -229,6 +230,11 @@ def _check_verify(rows: int, per_row: int, spec: StateSpec, pool: ConvStatePool)
         raise BatchError(
             f"draft_token_num={per_row}, but the backend keeps windows for "
             f"max_draft_tokens={spec.max_draft_tokens}: raise it in the StateSpec"
+        )
+    if batch.is_tree and not pool.windows.takes_trees:
+        raise BatchError(
+            f"the batch has a tree, and verify windows in the layout {pool.window_layout!r} hold "
+            "chains alone: give no parents or links, or build the backend with draft_topk=2 or more"
         )
     if rows > pool.windows.rows:
         raise GraphBufferError(

@@ -36,6 +36,12 @@ _KNOWN: Final = {
 #: A device file that tells that hardware is here, and the backend that serves it.
 _DEVICES: Final = {"/dev/nvidia0": "cuda", "/dev/davinci0": "ascend"}
 
+#: Core's own, which no other distribution can take.
+_OWN: Final = {
+    "backends": "list the installed backends",
+    "plan": "say how many requests fit in a memory",
+}
+
 _INTERRUPTED: Final = 130
 _BROKEN_PIPE: Final = 141
 
@@ -57,8 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(argv: list[str]) -> int:
-    # Core's own name stays core's, whatever else is installed.
-    offered = [entry for entry in entries(COMMANDS) if entry.name != "backends"]
+    offered = [entry for entry in entries(COMMANDS) if entry.name not in _OWN]
     parser = argparse.ArgumentParser(
         prog="sconv",
         description="Short-convolution state for hybrid LLM inference.",
@@ -79,11 +84,13 @@ def _dispatch(argv: list[str]) -> int:
         return 2
     if options.command == "backends":
         return _backends(options.arguments)
+    if options.command == "plan":
+        return _plan(options.arguments)
     return _run(options.command, options.arguments, offered)
 
 
 def _command_list(offered: Sequence[Entry]) -> str:
-    rows = [("backends", "list the installed backends (sconv-core)")]
+    rows = [(name, f"{text} (sconv-core)") for name, text in _OWN.items()]
     for entry in offered:
         text = _KNOWN[entry.name][1] + " " if entry.name in _KNOWN else ""
         rows.append((entry.name, f"{text}({entry.distribution})"))
@@ -100,7 +107,7 @@ def _run(name: str, arguments: list[str], offered: Sequence[Entry]) -> int:
         distribution = _KNOWN[name][0]
         return _fail(f"{name!r} comes with {distribution}: pip install {distribution}", code=2)
     if not matches:
-        known = ["backends", *_KNOWN, *(entry.name for entry in offered)]
+        known = [*_OWN, *_KNOWN, *(entry.name for entry in offered)]
         return _fail(
             f"no command {name!r}{did_you_mean(name, known)}; sconv --help lists them", code=2
         )
@@ -114,6 +121,20 @@ def _run(name: str, arguments: list[str], offered: Sequence[Entry]) -> int:
     if not callable(command):
         return _fail(f"the command {name!r} of {matches[0]} is broken: {command!r} is no function")
     return cast(Callable[[list[str]], int], command)(arguments)
+
+
+def _plan(argv: list[str]) -> int:
+    try:
+        # A spec has a torch dtype; the other commands work without torch.
+        from .plan_command import report
+    except ModuleNotFoundError as exc:
+        if exc.name is None or exc.name.partition(".")[0] != "torch":
+            raise
+        return _fail(
+            "'plan' needs torch, which arrives with a plugin: pip install sconv-plugin-cpu", code=2
+        )
+    print(report(argv))
+    return 0
 
 
 def _backends(argv: list[str]) -> int:

@@ -8,6 +8,7 @@ without one reads row 0, whose values are selected away, and writes back what it
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -61,6 +62,8 @@ class DenseBackend(BackendBase):
     step of one stream.
     """
 
+    window_layouts: ClassVar[tuple[str, ...]] = ("dense", "inputs", "dedup")
+
     def __init__(
         self, *, spec: StateSpec, device: torch.device, pool: ConvStatePool | None
     ) -> None:
@@ -73,6 +76,7 @@ class DenseBackend(BackendBase):
         self._static_of: ShortConvMetadata | None = None
         self._rows: dict[tuple[int, str], StateRows] = {}
         self._verify_by_slots = False
+        self._verify_tree = False
 
     @hookimpl
     def init_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
@@ -97,9 +101,12 @@ class DenseBackend(BackendBase):
                     self._state(layer_id, stream.name)
         if batch.forward_mode is ForwardMode.TARGET_VERIFY:
             self._verify_by_slots = batch.slots is not None
+            self._verify_tree = batch.is_tree
 
     def _fill(self, meta: ShortConvMetadata, batch: ForwardBatch, buffers: MetadataBuffers) -> None:
         fill_metadata(meta, batch, self.pool, buffers)
+        if meta.tree_taps is not None:
+            self.pool.windows.keep_paths(meta.tree_taps)
         if buffers is self._buffers:
             self._fill_static_gathers(meta)
 
@@ -245,7 +252,7 @@ class DenseBackend(BackendBase):
             nodes = select_nodes(inputs, meta.tree_taps)  # [B, dtn, K, D]
             self._convolve(nodes.flatten(0, 1), taps, y.view(-1, 1, dim))
         if meta.forward_mode is ForwardMode.TARGET_VERIFY:
-            self._keep_windows(inputs, layer_id, stream, meta)
+            self.pool.windows.keep(layer_id, stream, inputs, meta.tree_taps)
         else:
             self._advance(x, state, old, fresh, meta)
         return y.view(-1, dim)
@@ -295,17 +302,6 @@ class DenseBackend(BackendBase):
         due = (meta.track_cache_indices >= 0)[:, None, None]
         state.write(target, torch.where(due, windows, state.read(target)))
 
-    def _keep_windows(
-        self, inputs: Tensor, layer_id: int, stream: str, meta: ShortConvMetadata
-    ) -> None:
-        """Keep the window after every token of a verify step beside the pool."""
-        kept = self.pool.windows.stream(layer_id, stream)
-        kept = kept[: meta.batch_size, : meta.tokens_per_row]  # [B, dtn, K-1, D]
-        if meta.tree_taps is None:
-            kept.copy_(inputs[:, 1:].unfold(1, self.spec.window_size, 1).transpose(2, 3))
-        else:
-            kept.copy_(select_nodes(inputs, meta.tree_taps[:, :, 1:]))
-
     @hookimpl
     def update_mamba_state_after_mtp_verify(
         self,
@@ -332,25 +328,52 @@ class DenseBackend(BackendBase):
         else:
             lookup_slots(self.pool, req_pool_indices, None, out=slots)
         self.pool.translate_(slots)
-        self._commit(last_correct_step_indices, slots, live=slots > 0)
+        kept = last_correct_step_indices
+        live = (slots > 0) & (slots < self.pool.num_rows) & self._is_node(kept)
+        snapshot = None
         if mamba_track_indices is not None and mamba_steps_to_track is not None:
             targets = self.pool.translate_(mamba_track_indices.to(torch.int64, copy=True))
             # A row that keeps nothing has passed no boundary either.
-            kept = (last_correct_step_indices >= 0) & (
-                last_correct_step_indices < self.verify_tokens
-            )
-            self._commit(mamba_steps_to_track, targets, live=(targets > 0) & (slots > 0) & kept)
+            due = live & (targets > 0) & (targets < self.pool.num_rows)
+            due &= self._is_node(mamba_steps_to_track)
+            snapshot = (self._node(mamba_steps_to_track), torch.where(due, targets, 0), due)
+        self._commit(self._node(kept), torch.where(live, slots, 0), live, snapshot)
 
-    def _commit(self, steps: Tensor, targets: Tensor, *, live: Tensor) -> None:
-        """Copy the window after node ``steps[i]`` of row i to ``targets[i]`` in all layers."""
-        live = live & (steps >= 0) & (steps < self.verify_tokens) & (targets < self.pool.num_rows)
-        step = steps.to(torch.int64).clamp(0, self.verify_tokens - 1)
-        target = torch.where(live, targets, 0)
-        row = torch.arange(steps.shape[0], device=self.device)
-        for layer, windows in zip(self.pool.layers, self.pool.windows.layers, strict=True):
-            kept = windows[row, step]  # [B, K-1, D] or [B, D, K-1]
-            there = layer.index_select(0, target)
-            layer.index_copy_(0, target, torch.where(live[:, None, None], kept, there))
+    def _is_node(self, steps: Tensor) -> Tensor:
+        return (steps >= 0) & (steps < self.verify_tokens)
+
+    def _node(self, steps: Tensor) -> Tensor:
+        """Return steps as int64 that can be looked up, also where a row has none."""
+        return steps.to(torch.int64).clamp(0, self.verify_tokens - 1)
+
+    def _commit(
+        self,
+        nodes: Tensor,
+        slots: Tensor,
+        live: Tensor,
+        snapshot: tuple[Tensor, Tensor, Tensor] | None,
+    ) -> None:
+        """Move windows to a node of the last verify step, and take snapshots, in all layers.
+
+        Args:
+            nodes: ``[B]`` int64 node of each row.
+            slots: ``[B]`` int64 rows of the pool, 0 where a row is not live.
+            live: ``[B]`` bool, rows that change.
+            snapshot: The same three for the snapshots, or None.
+        """
+        windows, tree = self.pool.windows, self._verify_tree
+        for layer_id, layer in enumerate(self.pool.layers):
+            old = layer.index_select(0, slots)
+            kept = windows.window_after(layer_id, nodes, old, tree=tree)
+            # Both are read before the first is written: a window may be made from the old one.
+            taken = None
+            if snapshot is not None:
+                taken = windows.window_after(layer_id, snapshot[0], old, tree=tree)
+            layer.index_copy_(0, slots, torch.where(live[:, None, None], kept, old))
+            if snapshot is not None and taken is not None:
+                _, targets, due = snapshot
+                there = layer.index_select(0, targets)
+                layer.index_copy_(0, targets, torch.where(due[:, None, None], taken, there))
 
 
 def _zero_padding(y: Tensor, meta: ShortConvMetadata) -> Tensor:

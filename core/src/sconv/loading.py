@@ -6,12 +6,13 @@ import torch
 
 from .backend import Backend
 from .discovery import resolve_factory, select
-from .errors import PluginError, SconvError, SpecError
+from .errors import ContractError, PluginError, SconvError, SpecError
 from .observers import Observers
 from .plugin import BackendInfo
 from .pool import ConvStatePool
 from .spec import StateSpec
 from .validation import bind
+from .windows import choose_layout
 from .wording import one_line_error
 
 __all__ = ["load_backend"]
@@ -37,7 +38,8 @@ def load_backend(
         BackendNotFoundError: No such backend is installed; the message lists what is.
         BackendUnavailableError: It cannot run here; the message says why.
         PluginError: It failed to load, or two plugins claim the same name or priority.
-        ContractError: It does not keep the contract; the message says what to change.
+        ContractError: It does not keep the contract, or keeps its verify windows in another layout
+            than it declares; the message says what to change.
         SpecError: It does not support the spec.
     """
     wanted = None if device is None else torch.device(device)
@@ -47,9 +49,9 @@ def load_backend(
         raise SpecError(
             f"backend {info.name!r} serves {info.device_type!r} devices, not {str(where)!r}"
         )
-    check_spec(info, spec)
-    if pool is not None and pool.spec != spec:
-        raise SpecError("the adopted pool was made for another StateSpec than the one given")
+    layout = check_spec(info, spec)
+    if pool is not None:
+        layout = _check_pool(info, spec, pool, layout)
     factory = resolve_factory(info)
     try:
         implementation = factory(spec=spec, device=where, pool=pool)
@@ -58,6 +60,8 @@ def load_backend(
     except Exception as exc:
         raise PluginError(f"{info}: its factory failed: {one_line_error(exc)}") from exc
     hooks, manager = bind(implementation, info)
+    if spec.max_draft_tokens > 1:
+        _check_layout(info, implementation.pool, layout)
     return Backend(
         info=info,
         spec=spec,
@@ -68,8 +72,11 @@ def load_backend(
     )
 
 
-def check_spec(info: BackendInfo, spec: StateSpec) -> None:
+def check_spec(info: BackendInfo, spec: StateSpec) -> str:
     """Refuse a spec that a backend does not declare support for.
+
+    Returns:
+        The layout of the verify windows that the backend is to keep for it.
 
     Raises:
         SpecError: The message names the plugin and every capability that is missing.
@@ -91,4 +98,30 @@ def check_spec(info: BackendInfo, spec: StateSpec) -> None:
     if missing:
         raise SpecError(
             f"backend {info.name!r} ({info.origin}) does not support {'; '.join(missing)}"
+        )
+    name = f"backend {info.name!r} ({info.origin})"
+    return choose_layout(spec, can.window_layouts, backend=name)
+
+
+def _check_pool(info: BackendInfo, spec: StateSpec, pool: ConvStatePool, layout: str) -> str:
+    """Return the layout in force with an engine's pool."""
+    if pool.spec != spec:
+        raise SpecError("the adopted pool was made for another StateSpec than the one given")
+    if not pool.has_windows or spec.max_draft_tokens == 1:
+        return layout
+    kept = info.capabilities.window_layouts
+    if pool.window_layout not in kept:
+        raise SpecError(
+            f"backend {info.name!r} ({info.origin}) does not keep the {pool.window_layout} verify "
+            f"windows that the pool brings (it keeps {', '.join(kept)}): adopt the state alone"
+        )
+    return pool.window_layout
+
+
+def _check_layout(info: BackendInfo, pool: ConvStatePool, layout: str) -> None:
+    if pool.window_layout != layout:
+        raise ContractError(
+            f"{info} declares window_layouts={info.capabilities.window_layouts}, so that this spec "
+            f"gets {layout!r}, and built {pool.window_layout!r}: declare what the backend keeps, "
+            "first choice first, in its class's window_layouts too"
         )

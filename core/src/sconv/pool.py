@@ -17,7 +17,7 @@ from .errors import PoolError, SlotError, SpecError
 from .layers import LayerTensors
 from .slots import SlotAllocator
 from .spec import StateSpec
-from .windows import VerifyWindows
+from .windows import VerifyWindows, make_windows
 
 __all__ = ["ConvStatePool", "SlotIds"]
 
@@ -66,7 +66,8 @@ class ConvStatePool:
             )
             self.req_to_slot[0] = 0
             self._layers = layers if adopted else LayerTensors.allocate(spec, self.device)
-            self.windows = windows if windows is not None else VerifyWindows(spec, self.device)
+        self._windows = windows
+        self._windows_given = windows is not None
 
     @classmethod
     def adopt(
@@ -89,7 +90,8 @@ class ConvStatePool:
             layers: One tensor ``[L, rows, ...]``, or one ``[rows, ...]`` per layer, in the spec's
                 window axis, any strides with a unit stride on the last axis. None = bind later.
             device: Where the tensors lie; only needed when they are bound later.
-            windows: One dense verify buffer ``[rows, dtn, ...]`` per layer; None = allocate them.
+            windows: One dense verify buffer ``[rows, dtn, ...]`` per layer; None = the backend
+                allocates them, in the layout it chooses.
             null_slots: Ids that mean "no slot": ``(-1,)``, ``(0,)`` or ``(-1, 0)``. Row 0 is never
                 a request's either way.
             virtual_to_physical: See the class.
@@ -146,6 +148,29 @@ class ConvStatePool:
     def nbytes_by_part(self) -> dict[str, int]:
         """Physical bytes by part: ``"state"`` and ``"verify_windows"``."""
         return {"state": self._bound().nbytes, "verify_windows": self.windows.nbytes}
+
+    @property
+    def windows(self) -> VerifyWindows:
+        """The verify windows. A backend assigns them, unless :attr:`has_windows`.
+
+        A pool without a backend makes its own when they are first read: in the layout that the spec
+        names, dense if that is "auto".
+        """
+        if self._windows is None:
+            layout = self.spec.window_layout
+            layout = "dense" if layout == "auto" else layout
+            self._windows = make_windows(layout, self.spec, self.device)
+        return self._windows
+
+    @windows.setter
+    def windows(self, windows: VerifyWindows) -> None:
+        self._windows = windows
+        self._windows_given = True
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether verify windows came with the pool, or were assigned."""
+        return self._windows_given
 
     @property
     def window_layout(self) -> str:

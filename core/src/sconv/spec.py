@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 import torch
 
 from .errors import SpecError
 
-__all__ = ["KERNEL_SIZES", "StateSpec", "Stream", "StreamSlice", "WindowAxis"]
+__all__ = ["KERNEL_SIZES", "StateSpec", "Stream", "StreamSlice", "WindowAxis", "WindowLayout"]
 
 WindowAxis: TypeAlias = Literal["time", "channel"]
+WindowLayout: TypeAlias = Literal["auto", "dense", "dedup", "inputs"]
 
 #: Smallest and largest kernel width of the contract.
 KERNEL_SIZES: Final = (2, 8)
@@ -66,6 +67,8 @@ class StateSpec:
         draft_topk: Most children of a node of a draft tree; 1 means chains.
         track_interval: Tokens between two prefix-cache snapshots of a running request; None = none.
         chunk_size: Tokens to which cached prefixes are aligned.
+        window_layout: How verify windows are kept (:mod:`sconv.windows`): ``"dense"``, ``"dedup"``,
+            ``"inputs"``, or ``"auto"`` for the backend's choice.
 
     Raises:
         SpecError: A value is out of the contract's range; the message names it.
@@ -82,6 +85,7 @@ class StateSpec:
     draft_topk: int = 1
     track_interval: int | None = None
     chunk_size: int = 64
+    window_layout: WindowLayout = "auto"
     _layers: tuple[tuple[Stream, ...], ...] = field(init=False, repr=False, compare=False)
     _slices: tuple[dict[str, StreamSlice], ...] = field(init=False, repr=False, compare=False)
 
@@ -112,6 +116,11 @@ class StateSpec:
             raise SpecError(f"dtype={self.dtype}: the state is bfloat16, float16 or float32")
         if self.window_axis not in ("time", "channel"):
             raise SpecError(f"window_axis={self.window_axis!r}: expected 'time' or 'channel'")
+        if self.window_layout not in get_args(WindowLayout):
+            raise SpecError(
+                f"window_layout={self.window_layout!r}: expected "
+                + ", ".join(map(repr, get_args(WindowLayout)))
+            )
         layers = _freeze_streams(self.streams, self.num_layers)
         uniform = isinstance(self.streams[0], Stream)
         # Frozen, so that a spec can be a dictionary key and no caller's list is shared.

@@ -22,7 +22,7 @@ _MIN_ELEMENTS: Final = 1 << 17
 
 
 class CpuBackend(DenseBackend):
-    """All modes, dense verify windows, trees.
+    """All modes, verify windows in every layout (dense unless the spec names one), trees.
 
     Large 16-bit convolutions without bias and activation go to oneDNN. That changes the time and
     not a bit of the result, so a row's output depends neither on the size of its batch nor on which

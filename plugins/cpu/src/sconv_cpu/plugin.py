@@ -23,7 +23,7 @@ class CpuPlugin:
             probe=_probe,
             capabilities=Capabilities(
                 window_axes=("time", "channel"),
-                window_layouts=("dense",),
+                window_layouts=("dense", "inputs", "dedup"),
                 graph_capture=False,
                 trees=True,
                 rollback=True,
