@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib.resources import files
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from .errors import UsageError
@@ -110,7 +111,7 @@ def _run(options: argparse.Namespace) -> Report:
         from .session import Session
 
         device = _device(options)
-    with status(f"loading {name}"):
+    with status(f"loading {PurePath(name).name}"):
         session = Session.load(name, device=device, dtype=_dtype(options.dtype))
         prompts = [session.encode(prompt) for prompt in options.prompt]
     drafts = options.draft_tokens if options.draft == "prompt-lookup" else 0

@@ -16,12 +16,14 @@ __all__ = ["TokenBar", "TokenCounter", "status", "token_bar"]
 def status(text: str) -> Iterator[None]:
     """Show a spinner while the block runs; nothing if standard error is no terminal."""
     from rich.console import Console
+    from rich.text import Text
 
     console = Console(stderr=True)
     if not console.is_terminal:
         yield
         return
-    with console.status(text):
+    # As text: a folder may be called what rich takes for markup.
+    with console.status(Text(text)):
         yield
 
 
