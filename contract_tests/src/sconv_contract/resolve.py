@@ -1,0 +1,445 @@
+"""What a name in a source file means, across modules, without importing any of them.
+
+griffe models the modules, turns relative imports into absolute ones and linearises bases; the names
+themselves are looked up in :mod:`.scopes`, since a definition in every branch counts.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import griffe
+
+from .scopes import Live, Scope, Stars, live, statements, type_checking_only
+from .source import SourceError, parse
+
+__all__ = ["ClassRef", "Found", "Place", "Project", "Source", "absolute"]
+
+#: Packages whose source is never read: large, and known to define no hooks.
+_OPAQUE: Final = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "triton", "pluggy"}
+
+_MAX_DEPTH: Final = 24
+
+
+@dataclass(eq=False)
+class Source:
+    """One parsed module.
+
+    Attributes:
+        name: Dotted.
+        path: The file.
+        tree: Its syntax tree.
+        module: griffe's model of it.
+    """
+
+    name: str
+    path: Path
+    tree: ast.Module
+    module: griffe.Module
+    stars: Stars = field(default_factory=Stars)
+    _early: dict[int, Scope] = field(default_factory=dict)
+
+    @cached_property
+    def scope(self) -> Scope:
+        """The names of the module after it ran."""
+        return live(self.tree.body, self.stars)
+
+    def scope_until(self, body: Sequence[ast.stmt]) -> Scope:
+        """Return the names after these first statements."""
+        if len(body) not in self._early:
+            self._early[len(body)] = live(body)
+        return self._early[len(body)]
+
+    @cached_property
+    def typing_scope(self) -> Scope:
+        """The names that it defines for type checkers alone."""
+        return type_checking_only(self.tree.body)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a module a name is looked up.
+
+    Attributes:
+        source: The module.
+        chain: The classes and functions that it is inside of, outermost first.
+        before: Statements that have not run when the name is looked up. A class body runs where
+            it stands; a function runs when everything has.
+    """
+
+    source: Source
+    chain: tuple[ast.AST, ...] = ()
+    before: tuple[ast.AST, ...] = ()
+
+    def inside(self, node: ast.AST) -> Place:
+        """Return the place inside of a class or function that stands here."""
+        before = (*self.before, node) if isinstance(node, ast.ClassDef) else ()
+        return Place(self.source, (*self.chain, node), before)
+
+    def at(self, statement: ast.AST) -> Place:
+        """Return this place as it is when a statement of it begins."""
+        return Place(self.source, self.chain, (*self.before, statement))
+
+    @property
+    def path(self) -> str:
+        """The dotted path of this place."""
+        names = [getattr(node, "name", "<lambda>") for node in self.chain]
+        return ".".join([self.source.name, *names])
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What an expression may mean.
+
+    Attributes:
+        path: Dotted, as far as known.
+        node: A class, a function, a module or a value; None if it lies outside of what is read.
+        place: Where the node stands.
+    """
+
+    path: str
+    node: ast.AST | None = None
+    place: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClassRef:
+    """A class definition."""
+
+    path: str
+    node: ast.ClassDef
+    place: Place
+
+    @property
+    def inside(self) -> Place:
+        """The place of its members."""
+        return self.place.inside(self.node)
+
+
+class Project:
+    """The modules of one target, and of what it builds on as far as needed."""
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        """Look top-level packages up in these folders first, then among the installed ones."""
+        self.roots = list(roots)
+        self.unreadable: dict[Path, SourceError] = {}
+        self._sources: dict[str, Source | None] = {}
+        self._scopes: dict[ast.AST, Scope] = {}
+
+    def source(self, name: str) -> Source | None:
+        """Return a module by its dotted name, or None if there is no source of that name."""
+        if name not in self._sources:
+            self._sources[name] = None
+            path = self._file(name)
+            if path is not None:
+                self._sources[name] = self._read(name, path)
+        return self._sources[name]
+
+    def read_file(self, name: str, path: Path) -> Source | None:
+        """Return a file as a module, also where another one answers to its name."""
+        return self._read(name, path)
+
+    def scope(self, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> Scope:
+        """Return the names that the body of a class or function defines."""
+        if node not in self._scopes:
+            self._scopes[node] = live(node.body)
+        return self._scopes[node]
+
+    def find(self, path: str, depth: int = 0) -> list[Found]:
+        """Return what a dotted path may name."""
+        if depth > _MAX_DEPTH or path.partition(".")[0] in _OPAQUE:
+            return [Found(path)]
+        parts = path.split(".")
+        for count in range(len(parts), 0, -1):
+            source = self.source(".".join(parts[:count]))
+            if source is not None:
+                place = Place(source)
+                found = [Found(source.name, source.tree, place)]
+                for part in parts[count:]:
+                    found = [one for each in found for one in self._member(each, part, depth)]
+                return found
+        return [Found(path)]
+
+    def evaluate(self, expression: ast.expr, place: Place, depth: int = 0) -> list[Found]:
+        """Return what an expression may mean where it stands."""
+        if depth > _MAX_DEPTH:
+            return [Found("")]
+        match expression:
+            case ast.Name(id=name):
+                return self.lookup(name, place, depth + 1)
+            case ast.Attribute(value=value, attr=name):
+                owners = self.evaluate(value, place, depth + 1)
+                return [one for each in owners for one in self._member(each, name, depth + 1)]
+            case ast.Subscript(value=value):
+                return self.evaluate(value, place, depth + 1)
+            case ast.IfExp(body=body, orelse=orelse):
+                ways = (body, orelse)
+                return [one for way in ways for one in self.evaluate(way, place, depth + 1)]
+            case _:
+                return [Found(place.path, expression, place)]
+
+    def paths(self, expression: ast.expr, place: Place) -> set[str]:
+        """Return the dotted paths that an expression may name."""
+        return {found.path for found in self.evaluate(expression, place)}
+
+    def lookup(self, name: str, place: Place, depth: int = 0) -> list[Found]:
+        """Return what a name may mean at a place."""
+        for level in range(len(place.chain), 0, -1):
+            node = place.chain[level - 1]
+            outer = Place(place.source, place.chain[:level], place.before)
+            if isinstance(node, ast.ClassDef):
+                # Methods do not see the names of their class; its own body does.
+                own = level == len(place.chain)
+                ran = _until(node.body, place.before)
+                whole = len(ran) == len(node.body)
+                scope = {} if not own else self.scope(node) if whole else live(ran)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                if name in _parameters(node.args):
+                    return [Found(f"{outer.path}.{name}")]
+                scope = self.scope(node)
+            else:
+                scope = {}
+            if name in scope:
+                return self._follow(scope[name], name, outer, depth)
+        source, module = place.source, Place(place.source)
+        if place.before:
+            early = source.scope_until(_until(source.tree.body, place.before))
+            if name in early:
+                return self._follow(early[name], name, Place(source, (), place.before), depth)
+        if name in source.scope:
+            return self._follow(source.scope[name], name, module, depth)
+        for star in source.stars:
+            for base in absolute(star, source):
+                found = self._star_member(base, name, depth)
+                if found:
+                    return found
+        if name in source.typing_scope:
+            return self._follow(source.typing_scope[name], name, module, depth)
+        return [Found(f"builtins.{name}")]
+
+    def classes(self, expression: ast.expr, place: Place) -> tuple[list[ClassRef], list[str]]:
+        """Return the classes that an expression may name, and the paths that cannot be seen."""
+        classes, unseen = [], []
+        for found in self.evaluate(expression, place):
+            if isinstance(found.node, ast.ClassDef) and found.place is not None:
+                classes.append(ClassRef(found.path, found.node, found.place))
+            else:
+                unseen.append(found.path if found.node is None else ast.unparse(expression))
+        return classes, unseen
+
+    def bases(self, ref: ClassRef) -> tuple[list[list[ClassRef]], list[str]]:
+        """Return, for each base, the classes that it may be; and bases that cannot be seen."""
+        seen, unseen = [], []
+        for base in ref.node.bases:
+            classes, unknown = self.classes(base, ref.place.at(ref.node))
+            classes = [one for one in classes if one.node is not ref.node]
+            if classes:
+                seen.append(classes)
+            unseen += [path for path in unknown if not _harmless(path)]
+        return seen, unseen
+
+    def mro(self, ref: ClassRef) -> tuple[list[list[ClassRef]], list[str]]:
+        """Return the method resolution order for every choice of conditional bases.
+
+        Returns:
+            The orders, and the bases that cannot be seen, of all of them.
+        """
+        unseen: list[str] = []
+        orders = self._orders(ref, unseen, ())
+        return orders, list(dict.fromkeys(unseen))
+
+    def _orders(
+        self, ref: ClassRef, unseen: list[str], above: tuple[ast.AST, ...]
+    ) -> list[list[ClassRef]]:
+        bases, unknown = self.bases(ref)
+        unseen += unknown
+        if ref.node in above:
+            return [[ref]]
+        choices = max((len(classes) for classes in bases), default=1)
+        orders = []
+        for choice in range(choices):
+            chosen = [classes[choice % len(classes)] for classes in bases]
+            below = [self._orders(base, unseen, (*above, ref.node)) for base in chosen]
+            for variant in range(max((len(each) for each in below), default=1)):
+                lines = [each[variant % len(each)] for each in below]
+                try:
+                    merged = griffe.c3linear_merge(*map(list, lines), list(chosen))
+                except ValueError:
+                    merged = [one for line in lines for one in line]
+                orders.append([ref, *merged])
+        return orders
+
+    def constant(self, expression: ast.expr, place: Place) -> Any:
+        """Return the value of a literal, also behind a name; raises ValueError if it is none."""
+        found = self.evaluate(expression, place)
+        if len(found) != 1 or not isinstance(found[0].node, ast.expr):
+            raise ValueError(ast.unparse(expression))
+        return ast.literal_eval(found[0].node)
+
+    def _file(self, name: str) -> Path | None:
+        parent, _, last = name.rpartition(".")
+        if parent:
+            folder = self._folder(parent)
+            return None if folder is None else _module_in(folder, last)
+        for root in self.roots:
+            path = _module_in(root, name)
+            if path is not None:
+                return path
+        if name in _OPAQUE:
+            return None
+        try:
+            spec = find_spec(name)  # a top-level name: nothing is imported
+        except (ImportError, ValueError):
+            return None
+        if spec is None:
+            return None
+        if spec.origin and spec.origin.endswith(".py"):
+            return Path(spec.origin)
+        places = list(spec.submodule_search_locations or ())
+        return Path(places[0]) if places else None
+
+    def _folder(self, name: str) -> Path | None:
+        path = self._file(name)
+        if path is None or path.is_dir():
+            return path
+        return path.parent if path.name == "__init__.py" else None
+
+    def _read(self, name: str, path: Path) -> Source | None:
+        try:
+            tree = ast.Module([], []) if path.is_dir() else parse(path.read_bytes())
+        except (OSError, SourceError) as exc:
+            problem = exc if isinstance(exc, SourceError) else SourceError(str(exc))
+            self.unreadable[path] = problem
+            return None
+        parent, _, last = name.rpartition(".")
+        above = self.source(parent) if parent else None
+        file: Path | list[Path] = [path] if path.is_dir() else path
+        module = griffe.Module(last, filepath=file, parent=above.module if above else None)
+        return Source(name, path, tree, module)
+
+    def _member(self, owner: Found, name: str, depth: int) -> list[Found]:
+        path = f"{owner.path}.{name}"
+        if owner.node is None or owner.place is None or depth > _MAX_DEPTH:
+            return [Found(path)]
+        if isinstance(owner.node, ast.Module):
+            source = owner.place.source
+            found = self.lookup(name, Place(source), depth + 1)
+            if found != [Found(f"builtins.{name}")]:
+                return found
+            below = self.source(f"{source.name}.{name}")
+            return [Found(below.name, below.tree, Place(below))] if below else [Found(path)]
+        if isinstance(owner.node, ast.ClassDef):
+            ref = ClassRef(owner.path, owner.node, owner.place)
+            for base in self.mro(ref)[0][0]:
+                scope = self.scope(base.node)
+                if name in scope:
+                    return self._follow(scope[name], name, base.inside, depth)
+        return [Found(path)]
+
+    def _star_member(self, module: str, name: str, depth: int) -> list[Found]:
+        source = self.source(module) if depth < _MAX_DEPTH else None
+        if source is None or not _exports(source, name):
+            return []
+        found = self.lookup(name, Place(source), depth + 1)
+        return [] if found == [Found(f"builtins.{name}")] else found
+
+    def _follow(self, known: Live, name: str, place: Place, depth: int) -> list[Found]:
+        return [
+            found
+            for statement in known.definitions
+            for found in self._definition(statement, name, place, depth)
+        ]
+
+    def _definition(
+        self, statement: ast.stmt, name: str, place: Place, depth: int
+    ) -> Iterator[Found]:
+        path = f"{place.path}.{name}"
+        match statement:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield Found(path, statement, place)
+            case ast.Import() | ast.ImportFrom():
+                for target in _imported(statement, name, place.source):
+                    yield from self.find(target, depth + 1)
+            case ast.Assign(value=value) | ast.AnnAssign(value=ast.expr() as value):
+                if isinstance(value, ast.Name) and value.id == name:
+                    yield Found(path)
+                elif isinstance(value, ast.Name | ast.Attribute | ast.IfExp):
+                    yield from self.evaluate(value, place, depth + 1)
+                else:
+                    yield Found(path, value, place)
+            case _:
+                yield Found(path)
+
+
+def absolute(statement: ast.Import | ast.ImportFrom, source: Source) -> list[str]:
+    """Return the dotted paths that an import statement names; of a star, its module."""
+    if isinstance(statement, ast.Import):
+        return [alias.name for alias in statement.names]
+    paths = [
+        griffe.relative_to_absolute(statement, alias, source.module) for alias in statement.names
+    ]
+    return [path.removesuffix(".*") for path in paths]
+
+
+def _until(body: list[ast.stmt], before: tuple[ast.AST, ...]) -> list[ast.stmt]:
+    """Return the statements of a block that ran before any of those."""
+    for number, statement in enumerate(body):
+        if isinstance(statement, ast.Expr | ast.Assign | ast.Import | ast.ImportFrom):
+            within: Iterable[ast.stmt] = (statement,)
+        else:
+            within = statements((statement,))
+        if any(inner is one for inner in within for one in before):
+            return body[:number]
+    return body
+
+
+def _imported(statement: ast.Import | ast.ImportFrom, name: str, source: Source) -> Iterator[str]:
+    for alias in statement.names:
+        if isinstance(statement, ast.ImportFrom):
+            if (alias.asname or alias.name) == name:
+                yield griffe.relative_to_absolute(statement, alias, source.module)
+        elif alias.asname == name:
+            yield alias.name
+        elif alias.asname is None and alias.name.partition(".")[0] == name:
+            yield name
+
+
+def _parameters(arguments: ast.arguments) -> set[str]:
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    every += [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
+    return {one.arg for one in every}
+
+
+def _exports(source: Source, name: str) -> bool:
+    declared = source.scope.get("__all__")
+    if declared is not None and len(declared.definitions) == 1:
+        value: Any = getattr(declared.definitions[0], "value", None)
+        try:
+            return name in ast.literal_eval(value)
+        except (ValueError, TypeError):
+            pass
+    return not name.startswith("_")
+
+
+def _module_in(folder: Path, name: str) -> Path | None:
+    package = folder / name
+    for path in (package / "__init__.py", folder / f"{name}.py"):
+        if path.is_file():
+            return path
+    return package if package.is_dir() else None
+
+
+def _harmless(path: str) -> bool:
+    """Whether a base that is not read can hold no hooks: the standard library's and torch's."""
+    top, _, rest = path.partition(".")
+    if top == "builtins":
+        return hasattr(builtins, rest)
+    return top in _OPAQUE or top == "typing_extensions"

@@ -1,0 +1,149 @@
+"""SCV203: the entry point and the object that it names."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from sconv.claims import OWNERS, RESERVED
+from sconv.installed import canonical
+from sconv.wording import did_you_mean
+
+from ..findings import Finding
+from ..members import Function, own_nodes
+from ..resolve import ClassRef, Found, Place, Project
+from ..target import EntryPoint
+from .rule import Rule, Where
+from .wiring import UNVERIFIABLE
+
+__all__ = ["ENTRY_POINT", "OPEN", "RULES", "entry_point", "returned_classes", "unreadable"]
+
+ENTRY_POINT: Final = Rule(
+    "SCV203",
+    "entry point",
+    "The entry point names an object of a class with sconv_backend, under a name of its own.",
+    "A plugin whose entry point does not resolve is listed as broken, and nothing else of it runs.",
+    '[project.entry-points."sconv.backends"]\nnpu = "sconv_npu.plugin:NpuPlugin"  # a class',
+    "Let it name an instance: plugin = NpuPlugin().",
+)
+RULES: Final = (ENTRY_POINT,)
+
+#: What stays unanswered about a plugin object that cannot be followed.
+OPEN: Final = ("SCV203", "SCV205", "SCV211", "SCV212", "SCV213")
+
+
+def entry_point(
+    project: Project, point: EntryPoint, distribution: str
+) -> tuple[list[ClassRef], list[Finding]]:
+    """Return the classes whose instances an entry point may name, and what is wrong with it."""
+    where = Where(point.path, point.line)
+    problems = [ENTRY_POINT.found(where, text) for text in _name_problems(point, distribution)]
+    module, colon, attribute = point.value.partition("[")[0].partition(":")
+    module, attribute = module.strip(), attribute.strip()
+    if not colon or not attribute:
+        text = f"{point.name} = {point.value!r} is not of the form 'module:attr'"
+        return [], [*problems, ENTRY_POINT.found(where, text)]
+    source = project.source(module)
+    if source is None:
+        if any(unreadable(path, module) for path in project.unreadable):
+            text = f"the module {module!r} of {point.name} cannot be read"
+            return [], [*problems, UNVERIFIABLE.found(where, text, leaves_open=OPEN)]
+        text = f"{point.name} = {point.value!r}: there is no module {module!r}"
+        return [], [*problems, ENTRY_POINT.found(where, text)]
+    classes: list[ClassRef] = []
+    for found in project.find(f"{module}.{attribute}"):
+        problem, refs, is_open = _instance_of(project, found, 0)
+        classes += refs
+        if problem and is_open:
+            text = f"{point.name} = {point.value!r}: {problem}"
+            problems.append(UNVERIFIABLE.found(where, text, leaves_open=OPEN))
+        elif problem:
+            near = did_you_mean(attribute, source.scope) if found.node is None else ""
+            text = f"{point.name} = {point.value!r}: {problem}{near}"
+            problems.append(ENTRY_POINT.found(where, text))
+    return classes, problems
+
+
+def unreadable(path: Path, module: str) -> bool:
+    """Whether a file that could not be read is the one that answers to a module's name."""
+    parts = module.split(".")
+    return path.stem == parts[-1] or (path.stem == "__init__" and path.parent.name == parts[-1])
+
+
+def _name_problems(point: EntryPoint, distribution: str) -> Iterator[str]:
+    if point.name in RESERVED:
+        yield f"the name {point.name!r} is reserved"
+    owner = OWNERS.get(point.name)
+    if owner and distribution and canonical(distribution) != owner:
+        yield f"the name {point.name!r} belongs to {owner}"
+
+
+def _instance_of(project: Project, found: Found, depth: int) -> tuple[str, list[ClassRef], bool]:
+    """Return what is wrong with a plugin object, its classes, and whether that is only unknown."""
+    match found.node:
+        case ast.ClassDef():
+            return f"{found.node.name} is a class, not an instance of one", [], False
+        case ast.Module():
+            return "it is a module, not an instance of a class with sconv_backend", [], False
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+            return "it is a function, not an instance of a class with sconv_backend", [], False
+        case ast.Constant() | ast.Dict() | ast.List() | ast.Tuple() | ast.Set():
+            return "it is a plain value, not an instance of a class", [], False
+        case ast.Call() as call if found.place is not None:
+            classes, unseen = _constructed(project, call, found.place, depth)
+            if unseen:
+                return f"{ast.unparse(call)} cannot be followed", classes, True
+            return "", classes, False
+        case None if (
+            found.place is None
+            and found.path.rpartition(".")[0]
+            and (project.source(found.path.rpartition(".")[0]) is not None)
+        ):
+            return f"there is no {found.path.rpartition('.')[2]!r} in it", [], False
+        case _:
+            return f"{found.path} cannot be followed", [], True
+
+
+def _constructed(
+    project: Project, call: ast.Call, place: Place, depth: int
+) -> tuple[list[ClassRef], bool]:
+    """Return the classes that a call may make an instance of, and whether some are unknown."""
+    classes: list[ClassRef] = []
+    unseen = False
+    for found in project.evaluate(call.func, place) if depth < 6 else []:
+        if isinstance(found.node, ast.ClassDef) and found.place is not None:
+            classes.append(ClassRef(found.path, found.node, found.place))
+        elif isinstance(found.node, ast.FunctionDef | ast.Lambda) and found.place is not None:
+            more, unknown = returned_classes(project, found.node, found.place, depth + 1)
+            classes, unseen = classes + more, unseen or unknown
+        else:
+            unseen = True
+    return classes, unseen or not classes
+
+
+def returned_classes(
+    project: Project, function: Function, place: Place, depth: int = 0
+) -> tuple[list[ClassRef], bool]:
+    """Return the classes of what a function returns, and whether some are unknown."""
+    inside = place.inside(function)
+    values: list[ast.expr] = (
+        [function.body]
+        if isinstance(function, ast.Lambda)
+        else [
+            node.value
+            for node in own_nodes(function)
+            if isinstance(node, ast.Return) and node.value is not None
+        ]
+    )
+    classes: list[ClassRef] = []
+    unseen = not values
+    for value in values:
+        for found in project.evaluate(value, inside):
+            if isinstance(found.node, ast.Call) and found.place is not None:
+                more, unknown = _constructed(project, found.node, found.place, depth + 1)
+                classes, unseen = classes + more, unseen or unknown
+            else:
+                unseen = True
+    return classes, unseen
