@@ -21,7 +21,7 @@ from .rules.signature import is_read
 from .scopes import blocks, live
 from .source import SourceError, parse, walk
 from .target import TargetError
-from .tree_calls import Call, calls_in
+from .tree_calls import Call, calls_in, mentions
 
 __all__ = ["scan_tree"]
 
@@ -73,8 +73,8 @@ def scan_tree(root: Path, hook: str) -> Report:
             node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)
         }
         definitions += _definitions(tree.body, path, hook, "", module)
-        calls += calls_in(tree, path, hook)
-        findings += _afterwards(tree, path, hook)
+        calls += calls_in(tree, raw, path, hook)
+        findings += _afterwards(tree, raw, path, hook)
     if not definitions and not findings:
         raise TargetError(f"none of the {files} files of {root} defines a method {hook!r}")
     for definition in definitions:
@@ -272,8 +272,8 @@ def _forwarded(function: Function, hook: str) -> str | None:
     return None
 
 
-def _afterwards(tree: ast.Module, path: Path, hook: str) -> Iterator[Finding]:
-    for node in ast.walk(tree):
+def _afterwards(tree: ast.Module, raw: bytes, path: Path, hook: str) -> Iterator[Finding]:
+    for node, _ in mentions(tree, raw, hook):
         match node:
             case ast.Call(func=ast.Name(id="setattr"), args=[_, ast.Constant(value=name), *_]):
                 found = name == hook

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from .members import own_nodes
 
-__all__ = ["Call", "calls_in"]
+__all__ = ["Call", "calls_in", "mentions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +35,41 @@ class Call:
         return f"{self.path}:{self.line}"
 
 
-def calls_in(tree: ast.Module, path: Path, hook: str) -> Iterator[Call]:
+def mentions(tree: ast.Module, raw: bytes, word: str) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """Yield the nodes that span a line with a word on it, each with the function that it is in."""
+    wanted = word.encode()
+    lines = [number for number, line in enumerate(raw.splitlines(), 1) if wanted in line]
+    pending: list[tuple[ast.AST, ast.AST]] = [(tree, tree)]
+    while pending:
+        node, function = pending.pop()
+        yield node, function
+        scoped = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            if _spans(child, lines):
+                pending.append((child, node if scoped else function))
+
+
+def _spans(node: ast.AST, lines: list[int]) -> bool:
+    first = getattr(node, "lineno", None)
+    if first is None:
+        return True
+    decorators = getattr(node, "decorator_list", None)
+    first = min([first, *(one.lineno for one in decorators)]) if decorators else first
+    place = bisect_left(lines, first)
+    return place < len(lines) and lines[place] <= (getattr(node, "end_lineno", None) or first)
+
+
+def calls_in(tree: ast.Module, raw: bytes, path: Path, hook: str) -> Iterator[Call]:
     """Yield the calls of a hook in a module, those on ``super()`` left out.
 
     A call on super passes on what its own caller passed, and is checked where that one is.
     """
-    for function in [tree, *(node for node in ast.walk(tree) if _is_function(node))]:
-        dictionaries: dict[str, set[str] | None] | None = None
-        for node in own_nodes(function):
-            if not isinstance(node, ast.Call) or not _calls(node.func, hook):
-                continue
-            if dictionaries is None:
-                dictionaries = _dictionaries(function)
-            yield _call(node, path, dictionaries)
-
-
-def _is_function(node: ast.AST) -> bool:
-    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef)
+    known: dict[ast.AST, dict[str, set[str] | None]] = {}
+    for node, function in mentions(tree, raw, hook):
+        if isinstance(node, ast.Call) and _calls(node.func, hook):
+            if function not in known:
+                known[function] = _dictionaries(function)
+            yield _call(node, path, known[function])
 
 
 def _calls(function: ast.expr, hook: str) -> bool:
