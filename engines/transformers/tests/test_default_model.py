@@ -10,6 +10,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, InklingForCausalLM
 
+from sconv_transformers.session import Session
+
 MODEL = Path(__file__).parents[1] / "src" / "sconv_transformers" / "models" / "inkling_py"
 MEGABYTE = 1_000_000
 MAX_BITS_PER_BYTE = 1.0
@@ -143,3 +145,10 @@ def test_prompt_lookup_accepts_drafts_and_keeps_the_text(model, tokenizer):
     hook.remove()
     assert torch.equal(drafted, model.generate(tokens, **arguments))
     assert len(forwards) < 40
+
+
+def test_the_command_starts_a_prompt_as_a_file_starts():
+    session = Session.load(str(MODEL), device=torch.device("cpu"), dtype=None)
+    end = session.tokenizer.eos_token_id
+    assert session.encode("x") == [end, ord("x") + 3]
+    assert session.encode("</s>x") == [end, ord("x") + 3]

@@ -35,7 +35,7 @@ def attach(
     backend: str = "auto",
     *,
     max_requests: int = 16,
-    max_rollback: int = 64,
+    max_rollback: int = 32,
 ) -> Attachment:
     """Make a model keep its convolution state in an sconv pool. ``model.generate`` works as before.
 

@@ -87,13 +87,21 @@ class Session:
         return cls(model.to(device).eval(), tokenizer)
 
     def encode(self, prompt: str) -> list[int]:
-        """Return a prompt's tokens, with what the tokenizer puts in front but no end of text."""
+        """Return a prompt's tokens: what starts a text in front, and no end of text.
+
+        Raises:
+            UsageError: The prompt is empty.
+        """
         tokens: list[int] = self.tokenizer(prompt).input_ids
         if tokens and tokens[-1] == self.tokenizer.eos_token_id:
             # ByT5 for one closes every text, and a closed text is not continued.
             tokens.pop()
         if not tokens:
             raise UsageError("a prompt is empty: give at least one character")
+        start = self.tokenizer.bos_token_id
+        if start is not None and tokens[0] != start:
+            # A tokenizer may know the token that texts start with and leave it to the caller.
+            tokens.insert(0, start)
         return tokens
 
     def decode(self, tokens: list[int]) -> str:
