@@ -144,5 +144,5 @@ def gather_windows(source: Tensor, old: Tensor, x: Tensor) -> Tensor:
 
 def select_nodes(inputs: Tensor, index: Tensor) -> Tensor:
     """Pick positions per row: ``[B, n, D]`` by ``[B, ...]`` int64 -> ``[B, ..., D]``. In graph."""
-    flat = index.reshape(index.shape[0], -1, 1).expand(-1, -1, inputs.shape[2])
+    flat = index.flatten(1)[:, :, None].expand(-1, -1, inputs.shape[2])
     return inputs.gather(1, flat).view(*index.shape, inputs.shape[2])
