@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import sconv.state_rows
 from sconv import (
     Available,
     Backend,
@@ -162,9 +163,13 @@ def test_layout_9_a_slice_of_a_wider_projection(mode: ForwardMode) -> None:
     assert_same_bits(backend.pool.layers[0], results[1][1], "state after a refused call")
 
 
+@pytest.mark.parametrize("few", [0, 1 << 14], ids=["words", "elements"])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_layout_10_rows_of_length_one_are_themselves(dtype: torch.dtype) -> None:
+def test_layout_10_rows_of_length_one_are_themselves(
+    dtype: torch.dtype, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Strides of a size-1 dimension are arbitrary, and no reshape may believe them."""
+    monkeypatch.setattr(sconv.state_rows, "_FEW", few)
     dim = 4
     backend = cpu(dim=dim, dtype=dtype)
     windows = {2: [1, 2, 3], 5: [2, 3, 1], 7: [3, 1, 2]}

@@ -35,7 +35,7 @@ KINDS = ("decode", "extend", "mixed", "chain", "tree", "links", "draft_extend", 
 LIVE, FREE = [9, 2, 7, 4, 11, 5], [1, 3, 6, 8, 10, 12]
 
 
-def spec_of(window_axis: str = "time") -> StateSpec:
+def spec_of(window_axis: str = "time", layout: str = "dense") -> StateSpec:
     return StateSpec(
         num_layers=2,
         streams=[[Stream("k", 5), Stream("v", 64)], [Stream("k", 3)]],
@@ -45,14 +45,15 @@ def spec_of(window_axis: str = "time") -> StateSpec:
         dtype=torch.bfloat16,
         window_axis=window_axis,  # type: ignore[arg-type]
         max_draft_tokens=DRAFTS,
-        draft_topk=2,
+        draft_topk=1 if layout == "dedup" else 2,
+        window_layout=layout,  # type: ignore[arg-type]
         track_interval=4,
         chunk_size=2,
     )
 
 
-def build(pool: ConvStatePool | None = None, axis: str = "time") -> tuple[Backend, Harness]:
-    backend = load_backend("cpu", spec=spec_of(axis), pool=pool)
+def build(axis: str = "time", layout: str = "dense") -> tuple[Backend, Harness]:
+    backend = load_backend("cpu", spec=spec_of(axis, layout))
     backend.init_graph_state(ROWS, TOKENS)
     harness = Harness(backend, seed=1, live=LIVE, x_dtype=torch.bfloat16, activation="silu")
     return backend, harness
@@ -167,7 +168,7 @@ def capture_and_replay(harness: Harness, kind: str, *, by_slots: bool = False) -
 @pytest.mark.parametrize("axis", ["time", "channel"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_replay_equals_the_oracle(kind: str, axis: str) -> None:
-    _, harness = build(axis=axis)
+    _, harness = build(axis)
     capture_and_replay(harness, kind)
 
 
@@ -221,14 +222,35 @@ def test_metadata_refreshed_outside_of_a_graph_reaches_recorded_layers(
         harness.check(other, inputs, before, recording.result)
 
 
-@pytest.mark.parametrize("kind", ["chain", "tree"])
-def test_a_recorded_commit_equals_the_oracle(kind: str) -> None:
-    backend, harness = build()
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        ("chain", "dense"),
+        ("chain", "inputs"),
+        ("chain", "dedup"),
+        ("tree", "dense"),
+        ("tree", "inputs"),
+        ("links", "inputs"),
+    ],
+)
+@pytest.mark.parametrize("axis", ["time", "channel"])
+def test_a_recorded_commit_equals_the_oracle(kind: str, layout: str, axis: str) -> None:
+    backend, harness = build(axis, layout)
+    assert backend.pool.window_layout == layout
     step = some_step(kind, 1)
     rows = harness.request_rows(step)
     batch, inputs = step.batch(rows, harness.slot_id), harness.inputs(step.num_tokens)
-    backend.init_forward_metadata(batch)
-    harness.convolve(batch, inputs)
+
+    def verify() -> None:
+        backend.init_forward_metadata_in_graph(batch)
+        harness.convolve(batch, inputs)
+
+    backend.init_forward_metadata_out_graph(batch, in_capture=True)
+    verified = record(verify)
+    for value in inputs.values():
+        value.copy_(torch.randn(value.shape))
+    refill(harness)
+    verified.replay()
     at_verify = harness.state()
     steps, tracks = torch.full((ROWS,), -1), torch.full((ROWS,), -1)
     track_steps = torch.full((ROWS,), -1)

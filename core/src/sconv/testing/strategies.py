@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..batch import ForwardMode
 from ..pool import ConvStatePool
-from ..spec import StateSpec, Stream
+from ..spec import StateSpec, Stream, WindowLayout
 from .steps import Step
 
 __all__ = ["SENTINEL", "Adopted", "adopted_pools", "dtypes", "live_slots", "specs", "steps"]
@@ -41,7 +41,13 @@ def specs(draw: st.DrawFn, *, draft: bool = False) -> StateSpec:
 
     num_layers = draw(st.integers(1, 2))
     per_layer = num_layers > 1 and draw(st.booleans())
-    draft_tokens = draw(st.integers(2, 5)) if draft else 1
+    draft_tokens, topk = 1, 1
+    layout: WindowLayout = "auto"
+    if draft:
+        draft_tokens, topk = draw(st.integers(2, 5)), draw(st.sampled_from((1, 2)))
+        # Dedup windows hold no trees.
+        layouts: list[WindowLayout] = ["dense", "inputs", "dedup"]
+        layout = draw(st.sampled_from(layouts if topk == 1 else layouts[:2]))
     return StateSpec(
         num_layers=num_layers,
         streams=[streams() for _ in range(num_layers)] if per_layer else streams(),
@@ -51,7 +57,8 @@ def specs(draw: st.DrawFn, *, draft: bool = False) -> StateSpec:
         dtype=draw(dtypes),
         window_axis=draw(st.sampled_from(("time", "channel"))),
         max_draft_tokens=draft_tokens,
-        draft_topk=2 if draft else 1,
+        draft_topk=topk,
+        window_layout=layout,
         track_interval=draw(st.sampled_from((None, 5, 6))),
         chunk_size=draw(st.sampled_from((1, 2, 3))),
     )
@@ -124,7 +131,7 @@ def steps(
         case ForwardMode.TARGET_VERIFY:
             dtn = draw(st.integers(1, spec.max_draft_tokens))
             parents = None
-            if draw(st.booleans()):
+            if spec.draft_topk > 1 and draw(st.booleans()):
                 parents = tuple(
                     (-1, *(draw(st.integers(0, node - 1)) for node in range(1, dtn)))
                     for _ in range(rows)
