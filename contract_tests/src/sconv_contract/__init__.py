@@ -1,1 +1,26 @@
-"""Checks that an sconv plugin keeps the contract; ``sconv verify`` is the command."""
+"""Checks that an sconv plugin keeps the contract; ``sconv verify`` is the command.
+
+:class:`BackendContract` is the behaviour suite, a class to subclass in a test file. It needs
+pytest, hypothesis and torch; the rest of this package needs none of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .behaviour.suite import BackendContract
+
+__all__ = ["BackendContract"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "BackendContract":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import pytest
+
+    # So that a failing assertion of the suite shows its values.
+    pytest.register_assert_rewrite("sconv_contract.behaviour", "sconv.testing")
+    from .behaviour.suite import BackendContract
+
+    return BackendContract

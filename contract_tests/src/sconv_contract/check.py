@@ -19,6 +19,7 @@ from .resolve import ClassRef, Place, Project, Source
 from .rules import RULES
 from .rules.description import Description, read_info
 from .rules.entry import ENTRY_POINT, entry_point
+from .rules.every import EVERY
 from .rules.factory import factory_classes
 from .rules.imports import imports
 from .rules.reading import stray_marks, unreadable_file
@@ -38,18 +39,20 @@ _CORE: Final = Path(sconv.hookspecs.__file__).resolve().parent
 _ENTRY_RULES: Final = ("SCV203", "SCV204", "SCV205", "SCV211", "SCV212", "SCV213")
 
 
-def chosen_rules(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> list[str]:
-    """Return the rules whose id begins with one of ``select`` and none of ``ignore``.
+def chosen_rules(
+    known: Iterable[str], select: Sequence[str] = (), ignore: Sequence[str] = ()
+) -> list[str]:
+    """Return those rules whose id begins with one of ``select`` and with none of ``ignore``.
 
     Raises:
         TargetError: A prefix names no rule.
     """
     for prefix in (*select, *ignore):
-        if not any(rule.startswith(prefix) for rule in RULES):
+        if not any(rule.startswith(prefix) for rule in EVERY):
             raise TargetError(f"no rule begins with {prefix!r}; sconv verify --list names them all")
     return [
         rule
-        for rule in RULES
+        for rule in known
         if (not select or rule.startswith(tuple(select))) and not rule.startswith(tuple(ignore))
     ]
 

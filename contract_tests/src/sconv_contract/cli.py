@@ -8,10 +8,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from .behaviour.command import run_behaviour
+from .behaviour.rules import BEHAVIOUR
 from .check import check, chosen_rules
 from .expected import read_expectations
 from .report import FORMATS
 from .rules import RULES
+from .rules.every import EVERY
 from .target import TargetError, locate
 from .tree import scan_tree
 
@@ -75,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _static(options: argparse.Namespace) -> int:
-    rules = chosen_rules(_ids(options.select), _ids(options.ignore))
+    rules = chosen_rules(RULES, _ids(options.select), _ids(options.ignore))
     target = locate(options.target)
     report = check(
         target,
@@ -95,26 +98,29 @@ def _tree(options: argparse.Namespace) -> int:
 
 
 def _behaviour(options: argparse.Namespace) -> int:
-    from .behaviour.command import run_behaviour
-
-    report = run_behaviour(options.behaviour)
+    rules = chosen_rules(BEHAVIOUR, _ids(options.select), _ids(options.ignore))
+    project = locate(options.behaviour).pyproject
+    report = run_behaviour(options.behaviour, expectations=read_expectations(project), rules=rules)
     _write(FORMATS[_format(options)](report), options.output)
     return _CLEAN if report.clean else _FOUND
 
 
 def _explain(rule: str) -> int:
-    if rule not in RULES:
+    if rule not in EVERY:
         raise TargetError(f"there is no rule {rule!r}; sconv verify --list names them all")
-    known = RULES[rule]
-    print(f"{known.id} {known.name} ({known.severity.value})\n")
-    print(f"{known.summary}\n\nWhy: {known.why}\n\nBroken by:\n")
-    print("\n".join(f"    {line}" for line in known.example.splitlines()))
+    known = EVERY[rule]
+    print(f"{known.id} {known.name} ({known.severity.value})\n\n{known.summary}")
+    if known.why:
+        print(f"\nWhy: {known.why}\n\nBroken by:\n")
+        print("\n".join(f"    {line}" for line in known.example.splitlines()))
+    else:
+        print("\nAsked by the behaviour suite: sconv verify --behaviour NAME")
     print(f"\nFix: {known.fix}")
     return _CLEAN
 
 
 def _list() -> int:
-    for rule in RULES.values():
+    for rule in EVERY.values():
         print(f"{rule.id}  {rule.severity.value:<8} {rule.name}: {rule.summary}")
     return _CLEAN
 

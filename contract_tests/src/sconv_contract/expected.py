@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .findings import Finding
-from .rules import RULES
+from .rules.every import EVERY
 from .target import TargetError
 
 __all__ = ["Expectation", "Expectations", "read_expectations"]
@@ -103,7 +103,7 @@ def _entry(pyproject: Path, entry: Any) -> Expectation:
     if not isinstance(entry, dict) or set(entry) - _KEYS:
         raise TargetError(f"{what} has other keys than {', '.join(sorted(_KEYS))}: {entry}")
     rule, reason, until = entry.get("rule"), entry.get("reason"), entry.get("until")
-    if rule not in RULES and not str(rule).startswith("behaviour"):
+    if rule not in EVERY:
         raise TargetError(f"{what} names the rule {rule!r}, which does not exist")
     if not isinstance(reason, str) or not reason.strip():
         raise TargetError(f"{what} for {rule} gives no reason")

@@ -44,9 +44,8 @@ def mentions(tree: ast.Module, raw: bytes, word: str) -> Iterator[tuple[ast.AST,
         node, function = pending.pop()
         yield node, function
         scoped = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for child in ast.iter_child_nodes(node):
-            if _spans(child, lines):
-                pending.append((child, node if scoped else function))
+        inside = node if scoped else function
+        pending += [(one, inside) for one in ast.iter_child_nodes(node) if _spans(one, lines)]
 
 
 def _spans(node: ast.AST, lines: list[int]) -> bool:

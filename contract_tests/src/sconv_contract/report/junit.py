@@ -5,7 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 from ..findings import Finding, Report, State
-from ..rules import RULES
+from ..rules.every import EVERY
 
 __all__ = ["render"]
 
@@ -24,7 +24,7 @@ def render(report: Report) -> str:
         skipped=str(skipped),
     )
     for rule in report.rules:
-        name = f"{rule} {RULES[rule].name}" if rule in RULES else rule
+        name = f"{rule} {EVERY[rule].name}" if rule in EVERY else rule
         case = ElementTree.SubElement(
             suite, "testcase", classname=f"sconv.{report.target}", name=name
         )

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from importlib_metadata import version
 
 from ..findings import Finding, Report, Severity, State
-from ..rules import RULES
+from ..rules.every import EVERY
 
 __all__ = ["as_dict", "render"]
 
@@ -47,9 +47,9 @@ def as_dict(report: Report) -> dict[str, Any]:
 
 
 def _rule(rule: str) -> dict[str, Any]:
-    if rule not in RULES:
+    if rule not in EVERY:
         return {"id": rule}
-    known = RULES[rule]
+    known = EVERY[rule]
     return {
         "id": rule,
         "name": "".join(word.capitalize() for word in known.name.replace("-", " ").split()),

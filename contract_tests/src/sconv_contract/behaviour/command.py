@@ -1,0 +1,131 @@
+"""``sconv verify --behaviour NAME``: runs the suite and reports by rule."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from sconv.discovery import select
+from sconv.errors import BackendNotFoundError, BackendUnavailableError, PluginError
+from sconv.wording import one_line
+
+from ..expected import Expectations
+from ..findings import Finding, Report
+from ..target import TargetError
+from .rules import BEHAVIOUR, MARK
+
+__all__ = ["run_behaviour"]
+
+_NEEDED: Final = ("pytest", "hypothesis", "torch")
+
+_MODULE: Final = """\
+import pytest
+
+from sconv_contract import BackendContract
+
+
+class TestBackend(BackendContract):
+    @pytest.fixture
+    def backend(self):
+        return {name!r}
+"""
+
+
+def run_behaviour(
+    name: str, *, expectations: Expectations | None = None, rules: Sequence[str] = tuple(BEHAVIOUR)
+) -> Report:
+    """Run the suite on an installed backend and return its state by rule.
+
+    Raises:
+        TargetError: The backend is not installed or cannot run here, or the suite cannot.
+    """
+    missing = [one for one in _NEEDED if importlib.util.find_spec(one) is None]
+    if missing:
+        raise TargetError(
+            f"the behaviour suite needs {', '.join(missing)}:"
+            " pip install 'sconv-contract[behaviour]'"
+        )
+    try:
+        info = select(name)
+    except (BackendNotFoundError, BackendUnavailableError) as exc:
+        raise TargetError(str(exc)) from exc
+    except PluginError as exc:
+        raise TargetError(f"{exc}; sconv verify {name} says what to change") from exc
+
+    import pytest
+
+    collector = _Collector()
+    with tempfile.TemporaryDirectory() as folder:
+        module = Path(folder) / "test_backend_contract.py"
+        module.write_text(_MODULE.format(name=name), encoding="utf-8")
+        options = ["-p", "no:cacheprovider", "-p", "no:terminal", "-W", "ignore"]
+        options += ["--rootdir", folder, "-c", "/dev/null", "--import-mode=importlib"]
+        code = pytest.main([*options, str(module)], plugins=[collector])
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise TargetError(f"the suite did not run: pytest ended with {code!r}")
+    findings, not_asked = collector.results(rules)
+    stale: list[str] = []
+    if expectations is not None:
+        findings, stale = expectations.apply(findings, rules)
+    return Report(
+        target=name,
+        rules=list(rules),
+        findings=sorted(findings),
+        subjects=[f"{info} on {info.device_type}", f"{collector.count} tests of the suite"],
+        not_asked=not_asked,
+        stale=stale,
+    )
+
+
+class _Collector:
+    """A pytest plugin that keeps what happened to each rule."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._failed: list[Finding] = []
+        self._ran: set[str] = set()
+        self._skipped: dict[str, str] = {}
+
+    def pytest_configure(self, config: Any) -> None:
+        config.addinivalue_line("markers", f"{MARK}(id): the rule that a test belongs to")
+
+    def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
+        rule = item.get_closest_marker(MARK).args[0]
+        if call.when == "call":
+            self.count += 1
+        if call.excinfo is None:
+            if call.when == "call":
+                self._ran.add(rule)
+            return
+        text = one_line(str(call.excinfo.value))
+        if call.excinfo.typename == "Skipped":
+            self._skipped[rule] = text.removeprefix("capability: ")
+            return
+        entry = call.excinfo.traceback[-1]
+        finding = Finding(
+            path=str(entry.path),
+            line=entry.lineno + 1,
+            rule=rule,
+            message=f"{item.name}: {call.excinfo.typename}: {text[:600]}",
+            fix=BEHAVIOUR[rule].fix,
+        )
+        self._failed.append(finding)
+
+    def results(self, asked: Sequence[str]) -> tuple[list[Finding], dict[str, str]]:
+        """Return the findings, and the rules that do not apply with the reason."""
+        failed = {finding.rule for finding in self._failed}
+        not_asked = {
+            rule: why
+            for rule, why in self._skipped.items()
+            if rule in asked and rule not in failed and rule not in self._ran
+        }
+        findings = [finding for finding in self._failed if finding.rule in asked]
+        findings += [
+            Finding("", 1, rule, "no test of this rule ran", leaves_open=(rule,))
+            for rule in asked
+            if rule not in failed and rule not in self._ran and rule not in not_asked
+        ]
+        return findings, not_asked
