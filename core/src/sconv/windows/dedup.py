@@ -39,6 +39,16 @@ class DedupWindows(VerifyWindows):
         columns, dim = spec.max_draft_tokens + spec.kernel_size - 2, spec.layer_dim(layer_id)
         return (columns, dim) if spec.window_axis == "time" else (dim, columns)
 
+    def _allocate(self, rows: int) -> None:
+        super()._allocate(rows)
+        spec, views = self._spec, []
+        for layer_id, layer in enumerate(self.layers):
+            row, *inner = layer.stride()
+            column = inner[0] if spec.window_axis == "time" else inner[1]
+            shape = (rows, spec.max_draft_tokens, *spec.window_shape(layer_id))
+            views.append(layer.as_strided(shape, (row, column, *inner)))
+        self._views = tuple(views)
+
     def view(self, layer_id: int) -> Tensor:
         """Return the overlapping windows, for a kernel to address. Not for torch's writes.
 
@@ -47,12 +57,7 @@ class DedupWindows(VerifyWindows):
         every window through the view, since overlapping columns get equal values; on the time axis
         each window is one contiguous block.
         """
-        spec, layer = self._spec, self.layers[layer_id]
-        column = layer.stride(1 if spec.window_axis == "time" else 2)
-        return layer.as_strided(
-            (layer.shape[0], spec.max_draft_tokens, *spec.window_shape(layer_id)),
-            (layer.stride(0), column, layer.stride(1), layer.stride(2)),
-        )
+        return self._views[layer_id]
 
     def stream(self, layer_id: int, stream: str) -> Tensor:
         """Return one stream's columns: a view ``[rows, dtn + K-2, D]``."""
