@@ -15,7 +15,7 @@ from sconv.wording import one_line
 from ..expected import Expectations
 from ..findings import Finding, Report
 from ..target import TargetError
-from .rules import BEHAVIOUR, MARK
+from .rules import BEHAVIOUR, rule_of
 
 __all__ = ["run_behaviour"]
 
@@ -89,11 +89,8 @@ class _Collector:
         self._ran: set[str] = set()
         self._skipped: dict[str, str] = {}
 
-    def pytest_configure(self, config: Any) -> None:
-        config.addinivalue_line("markers", f"{MARK}(id): the rule that a test belongs to")
-
     def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
-        rule = item.get_closest_marker(MARK).args[0]
+        rule = rule_of(item.function)
         if call.when == "call":
             self.count += 1
         if call.excinfo is None:

@@ -7,10 +7,11 @@ from typing import Any, Final, TypeVar
 
 from ..rules.rule import Rule
 
-__all__ = ["BEHAVIOUR", "MARK", "keeps"]
+__all__ = ["BEHAVIOUR", "keeps", "rule_of"]
 
-#: The pytest marker that ties a test to its rule.
-MARK: Final = "sconv_rule"
+#: The attribute that ties a test to its rule: a pytest marker would have to be registered by every
+#: vendor who is strict about markers.
+_ATTRIBUTE: Final = "sconv_rule"
 
 _Test = TypeVar("_Test", bound=Callable[..., Any])
 
@@ -193,7 +194,15 @@ BEHAVIOUR: Final = _table(
 
 def keeps(rule: str) -> Callable[[_Test], _Test]:
     """Mark a test of the suite with the rule that it belongs to."""
-    import pytest
-
     assert rule in BEHAVIOUR, rule
-    return getattr(pytest.mark, MARK)(rule)  # type: ignore[no-any-return]
+
+    def mark(test: _Test) -> _Test:
+        setattr(test, _ATTRIBUTE, rule)
+        return test
+
+    return mark
+
+
+def rule_of(test: Callable[..., Any]) -> str:
+    """Return the rule that a test belongs to, or "" if it is none of the suite's."""
+    return str(getattr(test, _ATTRIBUTE, ""))

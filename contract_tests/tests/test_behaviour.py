@@ -1,0 +1,396 @@
+"""The behaviour suite passes a right backend, and each of its rules catches a fault of its kind."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from sconv_contract import BackendContract
+from sconv_contract.behaviour import modes
+from sconv_contract.behaviour.rules import BEHAVIOUR, rule_of
+from sconv_contract.behaviour.subject import Subject
+
+import sconv
+from sconv import ForwardMode
+from sconv.dense import DenseBackend
+from sconv.hookspecs import hookimpl
+from sconv.metadata import MetadataBuffers
+from sconv.observers import Observers
+from sconv.testing.poison import PoisonedMemory
+from sconv.validation import bind
+
+CAN = sconv.Capabilities(graph_capture=True, trees=True, rollback=True)
+
+
+def builder(made: type, can: sconv.Capabilities = CAN) -> Callable[..., sconv.Backend]:
+    """Return what builds a backend of a class that no entry point names."""
+    info = sconv.BackendInfo("made", "cpu", (1, 0), "made:up", lambda: sconv.Available(1), can)
+
+    def build(spec: sconv.StateSpec, pool: Any = None) -> sconv.Backend:
+        implementation = made(spec=spec, device=torch.device("cpu"), pool=pool)
+        hooks, manager = bind(implementation, info)
+        return sconv.Backend(
+            info=info,
+            spec=spec,
+            device=implementation.pool.device,
+            implementation=implementation,
+            hooks=hooks,
+            observers=Observers(manager),
+        )
+
+    return build
+
+
+class TestDense(BackendContract):
+    """Core's own hooks, declared recordable: every rule applies and is kept."""
+
+    @pytest.fixture
+    def backend(self) -> Callable[..., sconv.Backend]:
+        return builder(DenseBackend)
+
+
+class Fault(DenseBackend):
+    """A backend that does something else after it convolved."""
+
+    def after(self, y: torch.Tensor, x: torch.Tensor, layer_id: int, stream: str) -> torch.Tensor:
+        return y
+
+    @property
+    def mode(self) -> ForwardMode:
+        return self.forward_metadata.forward_mode
+
+    @hookimpl
+    def short_conv(self, x, weight, layer_id, stream, forward_batch, bias, activation, residual):
+        y = super().short_conv(
+            x, weight, layer_id, stream, forward_batch, bias, activation, residual
+        )
+        return self.after(y, x, layer_id, stream)
+
+
+def wrong_in(mode: ForwardMode) -> type:
+    class Wrong(Fault):
+        def after(self, y, x, layer_id, stream):
+            return y + 1 if self.mode is mode else y
+
+    return Wrong
+
+
+class RefusesWidthSeven(DenseBackend):
+    def __init__(self, *, spec, device, pool):
+        if spec.kernel_size == 7:
+            raise RuntimeError("no kernel for this width")
+        super().__init__(spec=spec, device=device, pool=pool)
+
+
+class IdleWrites(DenseBackend):
+    @hookimpl
+    def init_forward_metadata(self, forward_batch):
+        super().init_forward_metadata(forward_batch)
+        if forward_batch.forward_mode is ForwardMode.IDLE:
+            self.pool.layers[0][1:] = 0
+
+
+class VerifyWrites(Fault):
+    def after(self, y, x, layer_id, stream):
+        if self.mode is ForwardMode.TARGET_VERIFY:
+            self.pool.layers[layer_id][1:] += 1
+        return y
+
+
+class CountsFromOne(DenseBackend):
+    @hookimpl
+    def update_mamba_state_after_mtp_verify(
+        self, last_correct_step_indices, mamba_track_indices, mamba_steps_to_track, req_pool_indices
+    ):
+        super().update_mamba_state_after_mtp_verify(
+            last_correct_step_indices - 1,
+            mamba_track_indices,
+            mamba_steps_to_track,
+            req_pool_indices,
+        )
+
+
+class RemembersTheFirstStep(Fault):
+    first = None
+
+    def after(self, y, x, layer_id, stream):
+        self.first = self.first or self.mode
+        return y if self.first is self.mode else y + 1
+
+
+class GroupDropsBiases(DenseBackend):
+    @hookimpl
+    def short_conv_group(
+        self, xs, weights, layer_id, streams, forward_batch, biases, activation, residual
+    ):
+        return [
+            self.short_conv(x, weight, layer_id, stream, forward_batch, None, activation, residual)
+            for x, weight, stream in zip(xs, weights, streams, strict=True)
+        ]
+
+
+class AssumesItsOwnNumbers(DenseBackend):
+    def __init__(self, *, spec, device, pool):
+        super().__init__(spec=spec, device=device, pool=pool)
+        self.pool.virtual_to_physical = None
+
+
+class KeepsReversedWindows(DenseBackend):
+    def _keep_windows(self, inputs, layer_id, stream, meta):
+        super()._keep_windows(inputs.flip(1), layer_id, stream, meta)
+
+
+class InfersChains(DenseBackend):
+    def _fill(self, meta, batch, buffers):
+        super()._fill(
+            meta, replace(batch, parents=None, next_token=None, next_sibling=None), buffers
+        )
+        if meta.tree_taps is not None:
+            taps = torch.arange(meta.tokens_per_row)[:, None] + torch.arange(self.spec.kernel_size)
+            meta.tree_taps.copy_(taps)
+
+
+class IgnoresPadding(DenseBackend):
+    def _is_padded(self, meta):
+        return False
+
+
+class NeedsTokens(Fault):
+    def after(self, y, x, layer_id, stream):
+        assert len(x), "no tokens"
+        return y
+
+
+class MultipliesByTheMask(Fault):
+    def after(self, y, x, layer_id, stream):
+        rows = self.pool.conv(layer_id, stream)[self.forward_metadata.safe_idx]
+        return y + (rows * 0).sum().to(y.dtype)
+
+
+class CommitsToTheLastForward(DenseBackend):
+    @hookimpl
+    def update_mamba_state_after_mtp_verify(
+        self, last_correct_step_indices, mamba_track_indices, mamba_steps_to_track, req_pool_indices
+    ):
+        rows = req_pool_indices.shape[0]
+        slots = self.forward_metadata.cache_indices.to(torch.int64)
+        slots = torch.cat([slots, slots.new_full((rows,), -1)])[:rows]
+        self._commit(last_correct_step_indices, slots, live=slots > 0)
+
+
+class DependsOnTheBatch(Fault):
+    def after(self, y, x, layer_id, stream):
+        return y * (1 + self.forward_metadata.batch_size / 64)
+
+
+class ChecksNothing(DenseBackend):
+    def _plan(self, batch):
+        return batch.num_tokens or int(batch.extend_seq_lens.sum())
+
+
+class CopiesMetadata(DenseBackend):
+    @hookimpl
+    def conv_state_metadata(self, layer_id, forward_batch):
+        return replace(super().conv_state_metadata(layer_id, forward_batch))
+
+
+class KeepsItsMetadata(DenseBackend):
+    _kept = None
+
+    @property
+    def forward_metadata(self):
+        return self._kept
+
+    @forward_metadata.setter
+    def forward_metadata(self, value):
+        self._kept = value or self._kept
+
+
+class SnapshotsTheEnd(DenseBackend):
+    def _fill(self, meta, batch, buffers):
+        super()._fill(meta, replace(batch, mamba_track_seqlens=None), buffers)
+
+
+class WarmsUpOnLiveState(DenseBackend):
+    @hookimpl
+    def warmup(self):
+        self.pool.layers[0].zero_()
+
+
+class AsksTheDevice(DenseBackend):
+    def _fill(self, meta, batch, buffers):
+        super()._fill(meta, batch, buffers)
+        self.longest = meta.cu.max().item()
+
+
+class AllocatesEachStep(DenseBackend):
+    @hookimpl
+    def init_forward_metadata_in_graph(self, forward_batch):
+        buffers = MetadataBuffers(
+            self.spec, self._buffers.max_bs, self._buffers.max_num_tokens, self.device
+        )
+        tokens = forward_batch.num_tokens or 0
+        meta = buffers.step(forward_batch, tokens, padded=True)
+        self._fill(meta, forward_batch, buffers)
+        self.forward_metadata = meta
+
+
+class BakesSlotsIn(DenseBackend):
+    """What the host saw at capture is what every replay uses."""
+
+    @hookimpl
+    def init_forward_metadata_out_graph(self, forward_batch, in_capture):
+        super().init_forward_metadata_out_graph(forward_batch, in_capture)
+        if in_capture:
+            self.seen = [
+                None if rows is None else rows.clone()
+                for rows in (forward_batch.req_pool_indices, forward_batch.slots)
+            ]
+
+    @hookimpl
+    def init_forward_metadata_in_graph(self, forward_batch):
+        rows, slots = getattr(self, "seen", (forward_batch.req_pool_indices, forward_batch.slots))
+        super().init_forward_metadata_in_graph(
+            replace(forward_batch, req_pool_indices=rows, slots=slots)
+        )
+
+
+class KeepsScratch(DenseBackend):
+    def _fill(self, meta, batch, buffers):
+        super()._fill(meta, batch, buffers)
+        self.scratch = torch.empty(64)
+
+
+class GrowsItsBuffers(DenseBackend):
+    @hookimpl
+    def init_graph_state(self, max_bs, max_num_tokens):
+        self._buffers = None
+        super().init_graph_state(max_bs, max_num_tokens)
+
+
+FAULTS = {
+    "SCV401": RefusesWidthSeven,
+    "SCV402": wrong_in(ForwardMode.DECODE),
+    "SCV403": wrong_in(ForwardMode.EXTEND),
+    "SCV404": wrong_in(ForwardMode.MIXED),
+    "SCV405": VerifyWrites,
+    "SCV406": CountsFromOne,
+    "SCV407": wrong_in(ForwardMode.DRAFT_EXTEND),
+    "SCV408": IdleWrites,
+    "SCV409": RemembersTheFirstStep,
+    "SCV410": GroupDropsBiases,
+    "SCV411": AssumesItsOwnNumbers,
+    "SCV412": KeepsReversedWindows,
+    "SCV413": InfersChains,
+    "SCV421": IgnoresPadding,
+    "SCV422": NeedsTokens,
+    "SCV423": MultipliesByTheMask,
+    "SCV424": VerifyWrites,
+    "SCV425": CommitsToTheLastForward,
+    "SCV426": DependsOnTheBatch,
+    "SCV427": ChecksNothing,
+    "SCV428": CopiesMetadata,
+    "SCV429": KeepsItsMetadata,
+    "SCV430": SnapshotsTheEnd,
+    "SCV431": WarmsUpOnLiveState,
+    "SCV441": AsksTheDevice,
+    "SCV442": AllocatesEachStep,
+    "SCV443": BakesSlotsIn,
+    "SCV444": KeepsScratch,
+    "SCV445": GrowsItsBuffers,
+}
+
+
+def _tests_of(rule: str) -> Iterator[Callable[[Subject], None]]:
+    """Return the tests of a rule as calls, one for each set of parameters."""
+    suite = BackendContract()
+    for _, test in inspect.getmembers(suite, inspect.ismethod):
+        marks = getattr(test, "pytestmark", [])
+        if rule_of(test) != rule:
+            continue
+        axes = [
+            [dict(zip(names, _tuple(value), strict=True)) for value in mark.args[1]]
+            for mark in marks
+            if mark.name == "parametrize"
+            for names in [_names(mark.args[0])]
+        ]
+        for chosen in itertools.product(*axes):
+            given = {key: value for part in chosen for key, value in part.items()}
+            yield lambda subject, test=test, given=given: _run(test, subject, given)
+
+
+def _run(test: Any, subject: Subject, parameters: dict[str, Any]) -> None:
+    """Call a test; a random one stops at its first failure, which nobody needs to be small."""
+    if not hasattr(test, "hypothesis"):
+        test(subject=subject, **parameters)
+        return
+
+    @settings(modes.examples, phases=[Phase.generate])
+    @given(data=st.data())
+    def first(data: st.DataObject) -> None:
+        test.hypothesis.inner_test(test.__self__, subject=subject, data=data)
+
+    first()
+
+
+def _names(names: Any) -> list[str]:
+    return names.replace(",", " ").split() if isinstance(names, str) else list(names)
+
+
+def _tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _broken(rule: str, subject: Subject) -> bool:
+    for test in _tests_of(rule):
+        try:
+            with PoisonedMemory():
+                test(subject)
+        except pytest.skip.Exception:
+            continue
+        except BaseException:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("rule", FAULTS)
+def test_a_fault_breaks_its_rule(rule):
+    assert _broken(rule, Subject.of(builder(FAULTS[rule])))
+
+
+def test_every_rule_has_tests_and_a_fault():
+    assert FAULTS.keys() == BEHAVIOUR.keys()
+    for rule in BEHAVIOUR:
+        assert list(_tests_of(rule)), rule
+
+
+def test_a_backend_without_capabilities_is_asked_for_nothing_more():
+    """It may do without speculation, graphs, float16 and widths above 5."""
+    can = sconv.Capabilities(window_axes=("channel",), dtypes=("float32",), kernel_sizes=(3, 5))
+    subject = Subject.of(builder(DenseBackend, can))
+    drawn = sconv.StateSpec(
+        num_layers=1,
+        streams=[sconv.Stream("a", 3)],
+        kernel_size=8,
+        num_slots=2,
+        max_requests=2,
+        max_draft_tokens=4,
+        draft_topk=2,
+    )
+    spec = subject.fit(drawn)
+    assert (spec.kernel_size, spec.window_axis, spec.dtype) == (5, "channel", torch.float32)
+    assert (spec.max_draft_tokens, spec.draft_topk) == (1, 1)
+    with pytest.raises(pytest.skip.Exception, match="graph_capture=False"):
+        subject.needs("graph_capture")
+
+
+def test_the_fixture_must_be_given():
+    with pytest.raises(NotImplementedError, match="override the fixture 'backend'"):
+        BackendContract.backend.__wrapped__(BackendContract())
