@@ -58,7 +58,9 @@ def build(spec: sconv.StateSpec, pool: sconv.ConvStatePool | None = None) -> sco
 
 @pytest.fixture(scope="session")
 def load() -> Load:
-    pytest.importorskip("triton", reason="the kernels need triton, which has wheels for Linux alone")
+    pytest.importorskip(
+        "triton", reason="the kernels need triton, which has wheels for Linux alone"
+    )
     return build
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
+import triton
 from torch import Tensor
 
 from sconv.base import BackendBase
@@ -15,9 +17,8 @@ from sconv.hookspecs import hookimpl
 from sconv.metadata import MetadataBuffers, ShortConvMetadata
 from sconv.pool import ConvStatePool
 from sconv.spec import StateSpec
-from sconv.windows import InputWindows
 
-from .commit import Commits, commit
+from .commit import Commits
 from .convolution import Convolutions
 from .launch import Launcher
 from .metadata import Metadata
@@ -27,11 +28,13 @@ __all__ = ["CudaBackend", "create"]
 
 
 class CudaBackend(BackendBase):
-    """All modes in Triton kernels; verify keeps its inputs alone, trees included.
+    """All modes in Triton kernels; verify keeps its inputs alone, unless a spec asks otherwise.
 
     Results of a row do not depend on the other rows of the batch, bit for bit: no sum crosses rows,
     and each output is one chain of operations whatever the shape of the launch.
     """
+
+    window_layouts: ClassVar[tuple[str, ...]] = ("inputs", "dense", "dedup")
 
     def __init__(
         self, *, spec: StateSpec, device: torch.device, pool: ConvStatePool | None
@@ -42,15 +45,12 @@ class CudaBackend(BackendBase):
             SpecError: The device has no CUDA, or the pool's "no slot" is not one the kernels know.
         """
         device = _with_index(device)
-        if pool is None:
-            pool = ConvStatePool(spec, device, windows=InputWindows(spec, device))
-        elif not pool.windows.adopted and not isinstance(pool.windows, InputWindows):
-            # An engine brought its state and left the windows to us.
-            pool.windows = InputWindows(spec, pool.device)
-        if unknown := [slot for slot in pool.null_slots if slot > 0]:
-            raise SpecError(f"null_slots={unknown}: the CUDA kernels know 0 and negative numbers")
-        pool.device = _with_index(pool.device)
-        super().__init__(spec=spec, device=pool.device, pool=pool)
+        if pool is not None:
+            if unknown := [slot for slot in pool.null_slots if slot > 0]:
+                raise SpecError(f"null_slots={unknown}: the kernels know 0 and negative numbers")
+            pool.device = _with_index(pool.device)
+            device = pool.device
+        super().__init__(spec=spec, device=device, pool=pool)
         self._launch = Launcher(self.device)
         self._convolutions = Convolutions(spec, self.pool, self._launch)
         self._metadata = Metadata(spec, self.pool, self._launch)
@@ -58,16 +58,16 @@ class CudaBackend(BackendBase):
         self._verified_slots = False
         self._verified_tree = False
 
-    def _plan(self, batch: ForwardBatch) -> int:
-        tokens = super()._plan(batch)
+    def _begin(self, batch: ForwardBatch) -> None:
+        super()._begin(batch)
         if batch.forward_mode is ForwardMode.TARGET_VERIFY:
             self._verified_slots = batch.slots is not None
             self._verified_tree = batch.is_tree
             self._commits.prepare()
-        return tokens
 
     def _fill(self, meta: ShortConvMetadata, batch: ForwardBatch, buffers: MetadataBuffers) -> None:
         self._metadata.fill(meta, batch, buffers)
+        self._convolutions.settled = False
 
     @hookimpl
     def short_conv(
@@ -125,7 +125,7 @@ class CudaBackend(BackendBase):
             req_pool_indices.shape[0],
             self.pool,
             self.verify_tokens,
-            self.max_rows,
+            self.verify_rows,
             last_correct_step_indices=last_correct_step_indices,
             mamba_track_indices=mamba_track_indices,
             mamba_steps_to_track=mamba_steps_to_track,
@@ -160,7 +160,7 @@ def _with_index(device: torch.device) -> torch.device:
             if device.index is not None
             else torch.device("cuda", torch.cuda.current_device())
         )
-    if not commit.interpreted:
+    if not triton.knobs.runtime.interpret:
         raise SpecError(
             f"the CUDA backend cannot use {str(device)!r} (TRITON_INTERPRET=1 is not set)"
         )

@@ -19,9 +19,9 @@ from sconv.spec import StateSpec
 from sconv.windows import InputWindows
 
 from .launch import ALIGNMENT, Launcher, Tile, kernel
-from .operands import VECTOR
+from .layer import VECTOR
 from .slots import SlotSource, lookup, translate, words
-from .tiles import COMMIT, tile_for
+from .tiles import COMMIT_TILES, tile_for
 
 __all__ = ["Commits", "commit"]
 
@@ -268,7 +268,7 @@ class Commits:
         table = self.prepare()
         ids, targets, looks_up = self.source.committed(ids, targets, are_slots=slots)
         if tile is None:
-            tile = tile_for(COMMIT, rows * layers * table.widest, table.widest)
+            tile = tile_for(COMMIT_TILES, rows * layers * table.widest, table.widest)
         windows = self.pool.windows
         dense = not isinstance(windows, InputWindows)
         paths = windows.paths if isinstance(windows, InputWindows) and tree else None
@@ -283,7 +283,7 @@ class Commits:
             blocks * rows * -(-layers // tile.depth),
             (
                 self.pool.layers[0],
-                windows.layers[0],
+                windows.view(0),
                 table.entries,
                 id_words,
                 id_step,
@@ -324,7 +324,8 @@ def _build_table(spec: StateSpec, pool: ConvStatePool) -> _Table:
     time = spec.window_axis == "time"
     dense = not isinstance(pool.windows, InputWindows)
     size = spec.dtype.itemsize
-    states, windows = pool.layers, pool.windows.layers
+    states = pool.layers
+    windows = [pool.windows.view(layer) for layer in range(spec.num_layers)]
     # Offsets between allocations, so that one base pointer with a known type serves all layers.
     rows = []
     for layer, (state, kept) in enumerate(zip(states, windows, strict=True)):
@@ -356,7 +357,7 @@ def _build_table(spec: StateSpec, pool: ConvStatePool) -> _Table:
     entries = torch.tensor(rows, dtype=torch.int64)
     entries[:, counted] //= vec
     return _Table(
-        windows=windows,
+        windows=pool.windows.layers,
         entries=entries.to(pool.device),
         vec=vec,
         widest=max(row[4] for row in rows),

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sconv.metadata import ShortConvMetadata
-from sconv.spec import StateSpec
-
-from .arithmetic import finish
-from .launch import Launcher, Tile, kernel
-from .operands import Operands
+from .arithmetic import finish, scaled
+from .launch import kernel
+from .mode import Mode
+from .overlap import prefetch, release, wait
 from .streams import owned, pick, windows_of
 from .taps import load_taps
-from .tiles import DECODE, tile_for
+from .tiles import DECODE_TILES
 
-__all__ = ["decode", "launch_decode"]
+__all__ = ["DECODE", "decode"]
 
 
 @kernel
@@ -25,6 +22,7 @@ def decode(
     weights,  # STREAMS x [D, K]
     biases,  # STREAMS x [D]; read if has_bias
     ys,  # STREAMS x [B, D] contiguous
+    has_bias,
     dims,
     starts,  # first channel of each stream in its layer
     firsts,
@@ -33,11 +31,8 @@ def decode(
     column_stride,
     channel_stride,
     slots_index,  # [B] int32
-    tracks_index,  # [B] int64; read if tracks
-    tracks,
-    has_bias,
+    tracks_index,  # [B] int64
     rows,
-    blocks,
     K: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -46,47 +41,80 @@ def decode(
     SILU: tl.constexpr,
     RESIDUAL: tl.constexpr,
     STREAMS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    TRACKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A program owns DEPTH rows and BLOCK channels of one stream."""
-    unit, block, dim, channel, inside = owned(firsts, dims, blocks, BLOCK, VEC, STREAMS)
+    """A program owns DEPTH rows and BLOCK channels of one stream.
+
+    AHEAD ones are so short that waiting is most of what they do (:mod:`.overlap`).
+    """
+    if AHEAD:
+        release(PDL)
+    unit, block, dim, channel, inside = owned(firsts, dims, BLOCK, VEC, STREAMS)
     rows_before = unit * DEPTH
-
-    # No kernel of a step writes weights, so they are read before the one before has finished.
-    taps = load_taps(pick(weights, firsts, block, STREAMS), channel, inside, K, VEC > 1)
-    bias = pick(biases, firsts, block, STREAMS) + channel
-    offset = tl.load(bias, mask=inside & (has_bias != 0), other=0).to(tl.float32)
-    if PDL:
-        gdc_wait()
-
-    x = pick(xs, firsts, block, STREAMS) + channel
     x_step = pick(x_strides, firsts, block, STREAMS).to(tl.int64) * VEC
     start = pick(starts, firsts, block, STREAMS)
     windows, slot_step, column_step = windows_of(
         state, start, channel, slot_stride, column_stride, channel_stride, TIME, VEC
     )
+    slots = ()
+    if AHEAD:
+        for i in tl.static_range(DEPTH):
+            there = rows_before + i < rows
+            slot = tl.load(slots_index + rows_before + i, mask=there, other=-1)
+            slots = slots + (slot.to(tl.int64),)
+    taps = load_taps(pick(weights, firsts, block, STREAMS), channel, inside, K, VEC > 1, SILU)
+    bias = pick(biases, firsts, block, STREAMS) + channel
+    offset = tl.load(bias, mask=inside & (has_bias != 0), other=0).to(tl.float32)
+    offset = scaled(offset, SILU)
+    if AHEAD and PDL and TIME:
+        begin = (block - pick(firsts, firsts, block, STREAMS)) * BLOCK
+        prefetch(
+            pick(xs, firsts, block, STREAMS) + tl.minimum(rows_before, rows - 1) * x_step,
+            state + start * VEC + tl.maximum(slots[0], 0) * slot_step,
+            column_step,
+            begin,
+            dim,
+            K,
+            BLOCK,
+        )
+    wait(PDL)
+
+    x = pick(xs, firsts, block, STREAMS) + channel
 
     # Everything is read before anything is written, so that all reads are under way at once.
-    slots = ()
     targets = ()
     for i in tl.static_range(DEPTH):
         row = rows_before + i
-        slots = slots + (tl.load(slots_index + row, mask=row < rows, other=-1).to(tl.int64),)
-        tracked = (row < rows) & (tracks != 0)
-        targets = targets + (tl.load(tracks_index + row, mask=tracked, other=-1).to(tl.int64),)
+        if not AHEAD:
+            slot = tl.load(slots_index + row, mask=row < rows, other=-1)
+            slots = slots + (slot.to(tl.int64),)
+        if TRACKS:
+            target = tl.load(tracks_index + row, mask=row < rows, other=-1)
+            targets = targets + (target.to(tl.int64),)
     inputs = ()
     olds = ()
     for i in tl.static_range(DEPTH):
         row = rows_before + i
-        inputs = inputs + (tl.load(x + row * x_step, mask=inside & (row < rows), other=0),)
+        inputs = inputs + (
+            tl.load(
+                x + row * x_step,
+                mask=inside & (row < rows),
+                other=0,
+            ),
+        )
         window = windows + slots[i] * slot_step
         old = ()
         for j in tl.static_range(K - 1):
-            old = old + (tl.load(window + j * column_step, mask=inside & (slots[i] >= 0), other=0),)
+            old = old + (
+                tl.load(
+                    window + j * column_step,
+                    mask=inside & (slots[i] >= 0),
+                    other=0,
+                ),
+            )
         olds = olds + (old,)
-    if PDL:
-        gdc_launch_dependents()
-
     out = pick(ys, firsts, block, STREAMS)
     y = out + channel
     for i in tl.static_range(DEPTH):
@@ -99,45 +127,42 @@ def decode(
         total = finish(total, current, SILU, RESIDUAL)
         total = tl.where(slots[i] >= 0, total, 0.0)
         at = row.to(tl.int64) * dim
-        tl.store(y + at, total.to(out.dtype.element_ty), mask=inside & (row < rows))
+        tl.store(
+            y + at,
+            total.to(out.dtype.element_ty),
+            mask=inside & (row < rows),
+        )
 
         window = windows + slots[i] * slot_step
         entering = inputs[i].to(state.dtype.element_ty)
         for j in tl.static_range(K - 2):
-            tl.store(window + j * column_step, olds[i][j + 1], mask=live)
-        tl.store(window + (K - 2) * column_step, entering, mask=live)
-        if targets[i] >= 0:
-            snapshot = windows + targets[i] * slot_step
-            for j in tl.static_range(K - 2):
-                tl.store(snapshot + j * column_step, olds[i][j + 1], mask=live)
-            tl.store(snapshot + (K - 2) * column_step, entering, mask=live)
+            tl.store(
+                window + j * column_step,
+                olds[i][j + 1],
+                mask=live,
+            )
+        tl.store(
+            window + (K - 2) * column_step,
+            entering,
+            mask=live,
+        )
+        if TRACKS:
+            if targets[i] >= 0:
+                snapshot = windows + targets[i] * slot_step
+                for j in tl.static_range(K - 2):
+                    tl.store(snapshot + j * column_step, olds[i][j + 1], mask=live)
+                tl.store(snapshot + (K - 2) * column_step, entering, mask=live)
 
 
-def launch_decode(
-    launcher: Launcher,
-    spec: StateSpec,
-    operands: Operands,
-    meta: ShortConvMetadata,
-    tile: Tile | None = None,
-) -> None:
-    """Launch :func:`decode`; in the tile of the shape class, unless one is given."""
-    layer, rows = operands.layer, meta.batch_size
-    if tile is None:
-        tile = tile_for(DECODE, rows * layer.width, layer.widest)
-    shared, blocks = operands.arguments(tile)
-    launcher(
-        decode,
-        -(-rows // tile.depth) * blocks,
-        (
-            *shared,
-            meta.cache_indices,
-            meta.track_cache_indices,
-            int(meta.tracks),
-            int(operands.has_bias),
-            rows,
-            blocks,
-        ),
-        (*operands.constants(spec, tile), launcher.pdl),
-        warps=tile.warps,
-        aligned=operands.vec > 1,
-    )
+DECODE = Mode(
+    kernel=decode,
+    tiles=DECODE_TILES,
+    work=lambda meta: meta.batch_size,
+    units=lambda meta, tile: -(-meta.batch_size // tile.depth),
+    step=lambda meta: (
+        meta.cache_indices,
+        meta.track_cache_indices,
+        meta.batch_size,
+    ),
+    flags=lambda meta, tile, settled: (tile.ahead and settled, meta.tracks),
+)

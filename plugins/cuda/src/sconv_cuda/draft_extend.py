@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sconv.metadata import ShortConvMetadata
-from sconv.spec import StateSpec
-
-from .arithmetic import finish
-from .launch import Launcher, Tile, kernel
-from .operands import Operands
+from .arithmetic import finish, scaled
+from .launch import kernel
+from .mode import Mode
+from .overlap import wait
 from .streams import owned, pick, windows_of
 from .taps import load_taps
-from .tiles import VERIFY, tile_for
+from .tiles import VERIFY_TILES
 
-__all__ = ["draft_extend", "launch_draft_extend"]
+__all__ = ["DRAFT_EXTEND", "draft_extend"]
 
 
 @kernel
@@ -26,6 +23,7 @@ def draft_extend(
     weights,  # STREAMS x [D, K]
     biases,  # STREAMS x [D]; read if has_bias
     ys,  # STREAMS x [B * dtn, D] contiguous
+    has_bias,
     dims,
     starts,  # first channel of each stream in its layer
     firsts,
@@ -40,9 +38,8 @@ def draft_extend(
     sources_index,  # [B, K-1] int64, columns of the snapshot; read if tracks
     tracks_index,  # [B] int64; read if tracks
     tracks,
-    has_bias,
     drafts,
-    blocks,
+    rows,
     K: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -54,14 +51,14 @@ def draft_extend(
     PDL: tl.constexpr,
 ):
     """A program owns all tokens of one row and BLOCK channels of one stream, DEPTH at a time."""
-    row, block, dim, channel, inside = owned(firsts, dims, blocks, BLOCK, VEC, STREAMS)
-
-    # No kernel of a step writes weights, so they are read before the one before has finished.
-    taps = load_taps(pick(weights, firsts, block, STREAMS), channel, inside, K, VEC > 1)
+    row, block, dim, channel, inside = owned(firsts, dims, BLOCK, VEC, STREAMS)
+    inside = inside & (row < rows)
+    row = tl.minimum(row, rows - 1)
+    taps = load_taps(pick(weights, firsts, block, STREAMS), channel, inside, K, VEC > 1, SILU)
     bias = pick(biases, firsts, block, STREAMS) + channel
     offset = tl.load(bias, mask=inside & (has_bias != 0), other=0).to(tl.float32)
-    if PDL:
-        gdc_wait()
+    offset = scaled(offset, SILU)
+    wait(PDL)
 
     slot = tl.load(slots_index + row).to(tl.int64)
     accepts = tl.load(accepts_index + row)
@@ -104,8 +101,6 @@ def draft_extend(
         for i in tl.static_range(DEPTH):
             there = inside & (begin + i < drafts)
             inputs = inputs + (tl.load(x + (begin + i) * x_step, mask=there, other=0),)
-        if PDL:
-            gdc_launch_dependents()
         for i in tl.static_range(DEPTH):
             t = begin + i
             current = inputs[i].to(tl.float32)
@@ -133,35 +128,20 @@ def _column(x, x_step, window, column_step, place, live, old, K: tl.constexpr):
     return tl.where(past, before, new.to(before.dtype))
 
 
-def launch_draft_extend(
-    launcher: Launcher,
-    spec: StateSpec,
-    operands: Operands,
-    meta: ShortConvMetadata,
-    tile: Tile | None = None,
-) -> None:
-    """Launch :func:`draft_extend`; in the tile of the shape class, unless one is given."""
-    layer, rows = operands.layer, meta.batch_size
-    if tile is None:
-        tile = tile_for(VERIFY, meta.num_tokens * layer.width, layer.widest)
-    shared, blocks = operands.arguments(tile)
-    launcher(
-        draft_extend,
-        rows * blocks,
-        (
-            *shared,
-            meta.cache_indices,
-            meta.num_accept_tokens,
-            meta.writes,
-            meta.has_initial_state,
-            meta.track_conv_indices,
-            meta.track_cache_indices,
-            int(meta.tracks),
-            int(operands.has_bias),
-            meta.tokens_per_row,
-            blocks,
-        ),
-        (*operands.constants(spec, tile), launcher.pdl),
-        warps=tile.warps,
-        aligned=operands.vec > 1,
-    )
+DRAFT_EXTEND = Mode(
+    kernel=draft_extend,
+    tiles=VERIFY_TILES,
+    work=lambda meta: meta.num_tokens,
+    units=lambda meta, tile: meta.batch_size,
+    step=lambda meta: (
+        meta.cache_indices,
+        meta.num_accept_tokens,
+        meta.writes,
+        meta.has_initial_state,
+        meta.track_conv_indices,
+        meta.track_cache_indices,
+        int(meta.tracks),
+        meta.tokens_per_row,
+        meta.batch_size,
+    ),
+)

@@ -14,19 +14,16 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sconv.metadata import ShortConvMetadata
-from sconv.spec import StateSpec
-
-from .arithmetic import finish
-from .launch import Launcher, Tile, kernel
-from .operands import Operands
+from .arithmetic import finish, scaled
+from .launch import kernel
+from .mode import Mode
+from .overlap import wait
 from .streams import owned, pick, windows_of
 from .taps import load_taps
-from .tiles import EXTEND, tile_for
+from .tiles import EXTEND_TILES
 
-__all__ = ["extend", "launch_extend"]
+__all__ = ["EXTEND", "extend"]
 
 
 @kernel
@@ -36,6 +33,7 @@ def extend(
     weights,  # STREAMS x [D, K]
     biases,  # STREAMS x [D]; read if has_bias
     ys,  # STREAMS x [T, D] contiguous
+    has_bias,
     dims,
     starts,  # first channel of each stream in its layer
     firsts,
@@ -50,10 +48,8 @@ def extend(
     sources_index,  # [B, K-1] int64, columns of the snapshot; read if tracks
     tracks_index,  # [B] int64; read if tracks
     tracks,
-    has_bias,
     rows,
     tokens,
-    blocks,
     K: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -65,19 +61,17 @@ def extend(
     PDL: tl.constexpr,
 ):
     """Programs come in the order: all heads, all bodies; the channel blocks of one side by side."""
-    unit, block, dim, channel, inside = owned(firsts, dims, blocks, BLOCK, VEC, STREAMS)
+    unit, block, dim, channel, inside = owned(firsts, dims, BLOCK, VEC, STREAMS)
 
-    # No kernel of a step writes weights, so they are read before the one before has finished.
-    taps = load_taps(pick(weights, firsts, block, STREAMS), channel, inside, K, VEC > 1)
+    taps = load_taps(pick(weights, firsts, block, STREAMS), channel, inside, K, VEC > 1, SILU)
     bias = pick(biases, firsts, block, STREAMS) + channel
     offset = tl.load(bias, mask=inside & (has_bias != 0), other=0).to(tl.float32)
+    offset = scaled(offset, SILU)
     x = pick(xs, firsts, block, STREAMS) + channel
     x_step = pick(x_strides, firsts, block, STREAMS).to(tl.int64) * VEC
     y = pick(ys, firsts, block, STREAMS) + channel
     y_step = dim.to(tl.int64)
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait(PDL)
 
     if unit < rows:
         start = pick(starts, firsts, block, STREAMS)
@@ -171,7 +165,11 @@ def _body(
             total += history[i + K - 2 - j] * taps[K - 2 - j]
         total = finish(total, current, SILU, RESIDUAL)
         if plain:
-            tl.store(y + t * y_step, total.to(y.dtype.element_ty), mask=inside)
+            tl.store(
+                y + t * y_step,
+                total.to(y.dtype.element_ty),
+                mask=inside,
+            )
         elif t < tokens:
             own = tl.load(rows_index + t)
             far = tl.load(rows_index + t - (K - 1), mask=t >= K - 1, other=-1)
@@ -258,36 +256,20 @@ def _column(x, x_step, window, column_step, place, begin, live, resumes, K: tl.c
     return tl.where(fresh, new.to(old.dtype), old)
 
 
-def launch_extend(
-    launcher: Launcher,
-    spec: StateSpec,
-    operands: Operands,
-    meta: ShortConvMetadata,
-    tile: Tile | None = None,
-) -> None:
-    """Launch :func:`extend`; in the tile of the shape class, unless one is given."""
-    layer, rows, tokens = operands.layer, meta.batch_size, meta.num_tokens
-    if tile is None:
-        tile = tile_for(EXTEND, tokens * layer.width, layer.widest)
-    shared, blocks = operands.arguments(tile)
-    launcher(
-        extend,
-        (rows + -(-tokens // tile.depth)) * blocks,
-        (
-            *shared,
-            meta.cache_indices,
-            meta.si,
-            meta.query_start_loc,
-            meta.has_initial_state,
-            meta.track_conv_indices,
-            meta.track_cache_indices,
-            int(meta.tracks),
-            int(operands.has_bias),
-            rows,
-            tokens,
-            blocks,
-        ),
-        (*operands.constants(spec, tile), launcher.pdl),
-        warps=tile.warps,
-        aligned=operands.vec > 1,
-    )
+EXTEND = Mode(
+    kernel=extend,
+    tiles=EXTEND_TILES,
+    work=lambda meta: meta.num_tokens,
+    units=lambda meta, tile: meta.batch_size + -(-meta.num_tokens // tile.depth),
+    step=lambda meta: (
+        meta.cache_indices,
+        meta.si,
+        meta.query_start_loc,
+        meta.has_initial_state,
+        meta.track_conv_indices,
+        meta.track_cache_indices,
+        int(meta.tracks),
+        meta.batch_size,
+        meta.num_tokens,
+    ),
+)

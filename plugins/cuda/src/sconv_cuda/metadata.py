@@ -13,7 +13,7 @@ from typing import Final
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_wait
 
 from sconv.batch import ForwardBatch, ForwardMode
 from sconv.metadata import MetadataBuffers, ShortConvMetadata
@@ -23,7 +23,7 @@ from sconv.windows import InputWindows
 
 from .launch import Launcher, kernel
 from .slots import SlotSource, lookup, translate, words
-from .tiles import RAGGED_ROWS, TOKEN_CHUNK, TREE_ROWS, UNIFORM_ROWS
+from .tiles import RAGGED_TILES, TREE_ROWS, UNIFORM_ROWS, RaggedTile
 
 __all__ = ["Metadata", "ragged_metadata", "uniform_metadata"]
 
@@ -85,7 +85,6 @@ def uniform_metadata(
     """A program owns ROWS rows. PADDED_DRAFTS is 0, or for trees a power of two >= drafts."""
     if PDL:
         gdc_wait()
-        gdc_launch_dependents()
     first = tl.program_id(0) * ROWS
     row = first + tl.arange(0, ROWS)
     there = row < rows
@@ -178,6 +177,7 @@ def ragged_metadata(
     ROWS: tl.constexpr,
     SCAN: tl.constexpr,
     CHUNK: tl.constexpr,
+    PIECE: tl.constexpr,
     LOOKUP: tl.constexpr,
     NULL_ZERO: tl.constexpr,
     TRANSLATE: tl.constexpr,
@@ -186,50 +186,44 @@ def ragged_metadata(
     """``shares`` programs own the same ROWS rows: the first writes them, all write their tokens."""
     if PDL:
         gdc_wait()
-        gdc_launch_dependents()
     pid = tl.program_id(0)
     share = pid % shares
     first = (pid // shares) * ROWS
 
+    # All that does not depend on other rows is read first: it arrives while the lengths add up.
+    row = first + tl.arange(0, ROWS)
+    there = row < rows
+    length = tl.load(lengths_index + row.to(tl.int64) * lengths_step, mask=there, other=0)
+    prefix = tl.load(prefixes_index + row.to(tl.int64) * prefixes_step, mask=there, other=0)
+    slot = _slots(
+        rows_index, rows_step, map_index, map_size, physical_index, physical_step, physical_size,
+        row, there, False, LOOKUP, NULL_ZERO, TRANSLATE,
+    )  # fmt: skip
+    writes = there & (slot >= 0) & (length > 0)
+    target = _targets(
+        targets_index, targets_step, mask_index, physical_index, physical_step, physical_size,
+        row, writes, has_mask, tracks, NULL_ZERO, TRANSLATE,
+    )  # fmt: skip
+    asked = there & (has_until != 0)
+    wanted = tl.load(until_index + row.to(tl.int64) * until_step, mask=asked, other=-1)
     partial = tl.zeros([SCAN], tl.int32)
-    for i in range(0, first, SCAN):
-        other = i + tl.arange(0, SCAN)
+    for base in range(0, first, SCAN):
+        other = base + tl.arange(0, SCAN)
         at = lengths_index + other.to(tl.int64) * lengths_step
         partial += tl.load(at, mask=other < first, other=0)
     begin = tl.sum(partial, 0)
-    # Where each row ends, as numbers: the programs of a long row compare its tokens with few of them.
-    ends = ()
-    end = begin
-    for i in tl.static_range(ROWS):
-        at = lengths_index + (first + i).to(tl.int64) * lengths_step
-        end += tl.load(at, mask=first + i < rows, other=0)
-        ends = ends + (end,)
+    stop = begin + tl.cumsum(length, 0)
+    end = begin + tl.sum(length, 0)
 
     if share == 0:
-        row = first + tl.arange(0, ROWS)
-        there = row < rows
-        length = tl.load(lengths_index + row.to(tl.int64) * lengths_step, mask=there, other=0)
-        stop = begin + tl.cumsum(length, 0)
         start = stop - length
-        prefix = tl.load(prefixes_index + row.to(tl.int64) * prefixes_step, mask=there, other=0)
-        slot = _slots(
-            rows_index, rows_step, map_index, map_size, physical_index, physical_step,
-            physical_size, row, there, False, LOOKUP, NULL_ZERO, TRANSLATE,
-        )  # fmt: skip
         if first == 0:
             tl.store(bounds_out_index, 0)
             tl.store(cu_out_index, tl.zeros([], tl.int64))
         tl.store(bounds_out_index + row + 1, stop, mask=there)
         tl.store(cu_out_index + row + 1, stop.to(tl.int64), mask=there)
-        writes = there & (slot >= 0) & (length > 0)
-        target = _targets(
-            targets_index, targets_step, mask_index, physical_index, physical_step, physical_size,
-            row, writes, has_mask, tracks, NULL_ZERO, TRANSLATE,
-        )  # fmt: skip
-        until = length
-        if has_until != 0:
-            wanted = tl.load(until_index + row.to(tl.int64) * until_step, mask=there, other=-1)
-            until = tl.where(wanted >= 0, wanted - prefix, -1)
+        until = tl.where(wanted >= 0, wanted - prefix, -1)
+        until = tl.where(asked, until, length)
         target = tl.where((until >= 0) & (until <= length), target, -1)
         _store_rows(
             slots_out_index, resumes_out_index, cache_mask_out_index, safe_out_index,
@@ -242,13 +236,22 @@ def ragged_metadata(
         # Tokens past the last row count as its own.
         end = tokens
     end = tl.minimum(end, tokens)
-    for token in range(begin + share * CHUNK, end, shares * CHUNK):
-        t = token + tl.arange(0, CHUNK)
-        owner = tl.zeros([CHUNK], tl.int32) + first
-        for i in tl.static_range(ROWS):
-            owner += (t >= ends[i]).to(tl.int32)
-        owner = tl.minimum(owner, tl.maximum(rows - 1, 0))
-        tl.store(token_rows_out_index + t, owner, mask=t < end)
+    for piece in range(begin + share * PIECE, end, shares * PIECE):
+        piece_end = tl.minimum(piece + PIECE, end)
+        # Most pieces of a long row are in no other one, which the ends of the piece tell.
+        lowest = tl.sum((piece >= stop).to(tl.int32), 0)
+        highest = tl.sum((piece_end - 1 >= stop).to(tl.int32), 0)
+        if lowest == highest:
+            t = piece + tl.arange(0, PIECE)
+            owner = tl.minimum(first + lowest, tl.maximum(rows - 1, 0))
+            tl.store(token_rows_out_index + t, tl.zeros_like(t) + owner, mask=t < piece_end)
+        else:
+            for token in range(piece, piece_end, CHUNK):
+                u = token + tl.arange(0, CHUNK)
+                passed = u[None, :] >= stop[:, None]  # [ROWS, CHUNK]
+                owners = first + tl.sum(passed.to(tl.int32), 0)
+                owners = tl.minimum(owners, tl.maximum(rows - 1, 0))
+                tl.store(token_rows_out_index + u, owners, mask=u < piece_end)
 
 
 @triton.jit
@@ -391,10 +394,6 @@ _MODES: Final = {
     ForwardMode.IDLE: IDLE,
 }
 
-#: Programs that share the rows of a small batch; more of them wait for each other's lengths.
-_SHARED_PROGRAMS: Final = 512
-_MOST_SHARES: Final = 8
-
 
 class Metadata:
     """Fills the metadata of one backend's steps."""
@@ -408,7 +407,7 @@ class Metadata:
     def fill(self, meta: ShortConvMetadata, batch: ForwardBatch, buffers: MetadataBuffers) -> None:
         """Fill the metadata of a step, in one launch. In graph."""
         if meta.forward_mode.is_ragged:
-            self._fill_ragged(meta, batch, buffers)
+            self.fill_ragged(meta, batch, buffers)
         else:
             self._fill_uniform(meta, batch, buffers)
 
@@ -473,9 +472,14 @@ class Metadata:
             aligned=True,
         )
 
-    def _fill_ragged(
-        self, meta: ShortConvMetadata, batch: ForwardBatch, buffers: MetadataBuffers
+    def fill_ragged(
+        self,
+        meta: ShortConvMetadata,
+        batch: ForwardBatch,
+        buffers: MetadataBuffers,
+        tile: RaggedTile | None = None,
     ) -> None:
+        """Fill the metadata of rows of their own length; in the table's tile, unless one is given."""
         rows = meta.batch_size
         ids, ids_step, translation, looks_up = self.source.rows(batch, buffers, meta.cache_indices)
         unused = meta.cache_indices
@@ -483,12 +487,12 @@ class Metadata:
         prefixes, prefixes_step = _words(batch.extend_prefix_lens, unused)
         targets, targets_step = self.source.targets(batch, buffers, unused)
         until, until_step = _words(batch.mamba_track_seqlens, unused)
-        _, block, scan = next(entry for entry in RAGGED_ROWS if rows <= entry[0])
-        groups = max(-(-rows // block), 1)
-        shares = min(max(_SHARED_PROGRAMS // groups, 1), _MOST_SHARES)
+        if tile is None:
+            tile = next(tile for most, tile in RAGGED_TILES if rows <= most)
+        groups = max(-(-rows // tile.rows), 1)
         self.launcher(
             ragged_metadata,
-            groups * shares,
+            groups * tile.shares,
             (
                 ids,
                 ids_step,
@@ -506,20 +510,21 @@ class Metadata:
                 int(batch.mamba_track_mask is not None),
                 int(batch.mamba_track_seqlens is not None),
                 int(meta.tracks),
-                shares,
+                tile.shares,
                 rows,
                 meta.num_tokens,
             ),
             (
                 self.spec.kernel_size,
-                block,
-                scan,
-                TOKEN_CHUNK,
+                tile.rows,
+                tile.scan,
+                tile.chunk,
+                8 * tile.chunk,
                 looks_up,
                 *self.source.constants,
                 self.launcher.pdl,
             ),
-            warps=4,
+            warps=tile.warps,
             aligned=True,
         )
 

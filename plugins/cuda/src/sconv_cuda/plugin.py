@@ -77,7 +77,7 @@ class CudaPlugin:
             probe=probe,
             capabilities=Capabilities(
                 window_axes=("time", "channel"),
-                window_layouts=("inputs", "dense"),
+                window_layouts=("inputs", "dense", "dedup"),
                 dtypes=("bfloat16", "float16", "float32"),
                 kernel_sizes=(2, 8),
                 graph_capture=True,

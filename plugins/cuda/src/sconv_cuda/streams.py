@@ -10,7 +10,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["owned", "pick", "windows_of"]
+__all__ = ["UNITS", "owned", "pick", "windows_of"]
+
+#: Units along the second axis of a grid that needs the third.
+UNITS = tl.constexpr(32768)
 
 
 @triton.jit
@@ -23,13 +26,16 @@ def pick(values, firsts, block, STREAMS: tl.constexpr):
 
 
 @triton.jit
-def owned(firsts, dims, blocks, BLOCK: tl.constexpr, VEC: tl.constexpr, STREAMS: tl.constexpr):
-    """Return unit, block, width of the stream, its channels ``[BLOCK]``, and which of them exist."""
-    pid = tl.program_id(0)
-    block = pid % blocks
+def owned(firsts, dims, BLOCK: tl.constexpr, VEC: tl.constexpr, STREAMS: tl.constexpr):
+    """Return unit, block, width of the stream, its channels ``[BLOCK]``, and which of them exist.
+
+    Units run over two axes of the grid, so that there can be more than 65,535, and the last ones may
+    be one too many for the launch.
+    """
+    block = tl.program_id(0)
     dim = pick(dims, firsts, block, STREAMS) * VEC
     channel = (block - pick(firsts, firsts, block, STREAMS)) * BLOCK + tl.arange(0, BLOCK)
-    return pid // blocks, block, dim, channel, channel < dim
+    return tl.program_id(1) + tl.program_id(2) * UNITS, block, dim, channel, channel < dim
 
 
 @triton.jit

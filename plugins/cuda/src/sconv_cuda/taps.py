@@ -5,12 +5,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .arithmetic import scaled
+
 __all__ = ["load_taps"]
 
 
 @triton.jit
-def load_taps(weight, channel, inside, K: tl.constexpr, ALIGNED: tl.constexpr):
-    """Return K float32 vectors: column j of ``weight[channel]``, a contiguous ``[D, K]``.
+def load_taps(weight, channel, inside, K: tl.constexpr, ALIGNED: tl.constexpr, SILU: tl.constexpr):
+    """Return K scaled float32 vectors: column j of ``weight[channel]``, a contiguous ``[D, K]``.
 
     The taps of a channel lie side by side, so reading one column touches the cache lines of all of
     them. Where they fill whole words they are read as such, once, and taken apart in registers.
@@ -24,14 +26,17 @@ def load_taps(weight, channel, inside, K: tl.constexpr, ALIGNED: tl.constexpr):
         for q in tl.static_range(words):
             word = tl.load(packed + q, mask=inside, other=0)
             for j in tl.static_range(per_word):
-                taps = taps + (_unpack(word >> (j * bits), weight.dtype.element_ty),)
+                tap = _unpack(word >> (j * bits), weight.dtype.element_ty)
+                taps = taps + (scaled(tap, SILU),)
     elif ALIGNED and K * bits == 32:
         word = tl.load(weight.to(tl.pointer_type(tl.int32)) + channel, mask=inside, other=0)
         for j in tl.static_range(K):
-            taps = taps + (_unpack(word >> (j * bits), weight.dtype.element_ty),)
+            tap = _unpack(word >> (j * bits), weight.dtype.element_ty)
+            taps = taps + (scaled(tap, SILU),)
     else:
         for j in tl.static_range(K):
-            taps = taps + (tl.load(weight + channel * K + j, mask=inside, other=0).to(tl.float32),)
+            tap = tl.load(weight + channel * K + j, mask=inside, other=0).to(tl.float32)
+            taps = taps + (scaled(tap, SILU),)
     return taps
 
 

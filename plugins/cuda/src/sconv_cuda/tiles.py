@@ -7,53 +7,73 @@ each of them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Final
 
 from .launch import Tile
 
 __all__ = [
-    "COMMIT",
-    "DECODE",
-    "EXTEND",
-    "RAGGED_ROWS",
-    "TOKEN_CHUNK",
+    "COMMIT_TILES",
+    "DECODE_TILES",
+    "EXTEND_TILES",
+    "RAGGED_TILES",
     "TREE_ROWS",
     "UNIFORM_ROWS",
-    "VERIFY",
+    "VERIFY_TILES",
+    "RaggedTile",
     "fit",
     "tile_for",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedTile:
+    """The shape of a program of ragged metadata.
+
+    Attributes:
+        rows: Its rows.
+        scan: Lengths that it adds up at once.
+        chunk: Tokens whose row it writes at once.
+        warps: Its warps.
+        shares: Programs that own the same rows and share their tokens.
+    """
+
+    rows: int
+    scan: int
+    chunk: int
+    warps: int
+    shares: int
+
 
 #: (most work, shape), in ascending order; the last one has no bound.
 Table = tuple[tuple[float, Tile], ...]
 
 _NO_BOUND: Final = float("inf")
 
-DECODE: Final[Table] = (
-    (1 << 16, Tile(block=256, warps=1, depth=1)),
-    (_NO_BOUND, Tile(block=512, warps=2, depth=1)),
+DECODE_TILES: Final[Table] = (
+    (1 << 20, Tile(block=256, warps=4, depth=1, ahead=True)),
+    (_NO_BOUND, Tile(block=512, warps=2, depth=4, ahead=True)),
 )
 
-EXTEND: Final[Table] = (
-    (1 << 22, Tile(block=256, warps=1, depth=4)),
-    (1 << 25, Tile(block=512, warps=2, depth=8)),
-    (_NO_BOUND, Tile(block=512, warps=2, depth=16)),
+EXTEND_TILES: Final[Table] = (
+    (1 << 22, Tile(block=512, warps=4, depth=4, registers=64)),
+    (1 << 24, Tile(block=256, warps=2, depth=8, registers=64)),
+    (_NO_BOUND, Tile(block=256, warps=2, depth=12, registers=72)),
 )
 
 #: Also draft-extend. The depth is that of one pass over a row's tokens.
-VERIFY: Final[Table] = ((_NO_BOUND, Tile(block=512, warps=2, depth=4)),)
+VERIFY_TILES: Final[Table] = ((_NO_BOUND, Tile(block=256, warps=2, depth=4, ahead=True)),)
 
-COMMIT: Final[Table] = ((_NO_BOUND, Tile(block=1024, warps=4, depth=1)),)
+COMMIT_TILES: Final[Table] = ((_NO_BOUND, Tile(block=1024, warps=4, depth=1)),)
 
 #: Rows of a program of uniform metadata, and of such with trees, which are done one by one.
 UNIFORM_ROWS: Final = 128
 TREE_ROWS: Final = 2
 
-#: (most rows of the batch, rows of a program, lengths read at once) of ragged metadata.
-RAGGED_ROWS: Final = ((512, 2, 512), (_NO_BOUND, 16, 4096))
-
-#: Tokens whose row a program of ragged metadata writes at once.
-TOKEN_CHUNK: Final = 1024
+RAGGED_TILES: Final = (
+    (512, RaggedTile(rows=2, scan=512, chunk=256, warps=4, shares=8)),
+    (_NO_BOUND, RaggedTile(rows=32, scan=1024, chunk=256, warps=4, shares=2)),
+)
 
 #: Smallest block: one vector access of each lane of a warp.
 _SMALLEST: Final = 256
@@ -78,4 +98,4 @@ def fit(tile: Tile, widest: int) -> Tile:
     block, warps = tile.block, tile.warps
     while block > _SMALLEST and block >= 2 * widest:
         block, warps = block // 2, max(warps // 2, 1)
-    return Tile(block, warps, tile.depth)
+    return replace(tile, block=block, warps=warps)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from torch import Tensor
 
 from sconv.metadata import ShortConvMetadata
-from sconv.spec import StateSpec
 from sconv.windows import InputWindows, VerifyWindows
 
-from .arithmetic import finish
-from .launch import Launcher, Tile, kernel
-from .operands import Operands, aligned
+from .arithmetic import finish, scaled
+from .launch import kernel
+from .mode import Mode
+from .overlap import release, wait
 from .streams import owned, pick, windows_of
 from .taps import load_taps
-from .tiles import VERIFY, tile_for
+from .tiles import VERIFY_TILES
 
-__all__ = ["launch_verify", "verify"]
+__all__ = ["VERIFY", "verify"]
 
 
 @kernel
@@ -27,6 +29,7 @@ def verify(
     weights,  # STREAMS x [D, K]
     biases,  # STREAMS x [D]; read if has_bias
     ys,  # STREAMS x [B * dtn, D] contiguous
+    has_bias,
     dims,
     starts,  # first channel of each stream in its layer
     firsts,
@@ -41,9 +44,8 @@ def verify(
     kept_channel_stride,
     slots_index,  # [B] int32
     taps_index,  # [B, dtn, K] int64, where the taps of a TREE's node lie in window ++ inputs
-    has_bias,
     drafts,
-    blocks,
+    rows,
     K: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -52,21 +54,27 @@ def verify(
     SILU: tl.constexpr,
     RESIDUAL: tl.constexpr,
     STREAMS: tl.constexpr,
+    AHEAD: tl.constexpr,
     TREE: tl.constexpr,
     DENSE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """A program owns all tokens of one row and BLOCK channels of one stream, DEPTH at a time."""
-    row, block, dim, channel, inside = owned(firsts, dims, blocks, BLOCK, VEC, STREAMS)
-
-    # No kernel of a step writes weights, so they are read before the one before has finished.
-    taps = load_taps(pick(weights, firsts, block, STREAMS), channel, inside, K, VEC > 1)
+    if AHEAD:
+        release(PDL)
+    row, block, dim, channel, inside = owned(firsts, dims, BLOCK, VEC, STREAMS)
+    inside = inside & (row < rows)
+    taps = load_taps(pick(weights, firsts, block, STREAMS), channel, inside, K, VEC > 1, SILU)
     bias = pick(biases, firsts, block, STREAMS) + channel
     offset = tl.load(bias, mask=inside & (has_bias != 0), other=0).to(tl.float32)
-    if PDL:
-        gdc_wait()
+    offset = scaled(offset, SILU)
+    slot_at = slots_index + tl.minimum(row, rows - 1)
+    if AHEAD:
+        slot = tl.load(slot_at).to(tl.int64)
+    wait(PDL)
 
-    slot = tl.load(slots_index + row).to(tl.int64)
+    if not AHEAD:
+        slot = tl.load(slot_at).to(tl.int64)
     live = inside & (slot >= 0)
     start = pick(starts, firsts, block, STREAMS)
     windows, slot_step, column_step = windows_of(
@@ -87,15 +95,23 @@ def verify(
 
     history = ()
     for j in tl.static_range(K - 1):
-        old = tl.load(window + j * column_step, mask=live, other=0)
+        old = tl.load(
+            window + j * column_step,
+            mask=live,
+            other=0,
+        )
         history = history + (old.to(tl.float32),)
     for begin in range(0, drafts, DEPTH):
         inputs = ()
         for i in tl.static_range(DEPTH):
             there = inside & (begin + i < drafts)
-            inputs = inputs + (tl.load(x + (begin + i) * x_step, mask=there, other=0),)
-        if PDL:
-            gdc_launch_dependents()
+            inputs = inputs + (
+                tl.load(
+                    x + (begin + i) * x_step,
+                    mask=there,
+                    other=0,
+                ),
+            )
         for i in tl.static_range(DEPTH):
             t = begin + i
             there = inside & (t < drafts)
@@ -112,7 +128,11 @@ def verify(
                 total += tap * taps[K - 2 - j]
                 columns = columns + (tap,)
             total = tl.where(slot >= 0, finish(total, current, SILU, RESIDUAL), 0.0)
-            tl.store(y + t * dim, total.to(y.dtype.element_ty), mask=there)
+            tl.store(
+                y + t * dim,
+                total.to(y.dtype.element_ty),
+                mask=there,
+            )
             entering = inputs[i].to(kept.dtype.element_ty)
             here = mine + t * token_step
             if DENSE:
@@ -122,7 +142,11 @@ def verify(
                     tl.store(here + (K - 3 - j) * kept_column_stride, column, mask=there & live)
                 tl.store(here + (K - 2) * kept_column_stride, entering, mask=there & live)
             else:
-                tl.store(here, entering, mask=there & live)
+                tl.store(
+                    here,
+                    entering,
+                    mask=there & live,
+                )
             if not TREE:
                 shifted = ()
                 for j in tl.static_range(1, K - 1):
@@ -140,50 +164,30 @@ def _element(x, x_step, window, column_step, place, live, K: tl.constexpr):
     return tl.where(past, old.to(tl.float32), new.to(tl.float32))
 
 
-def launch_verify(
-    launcher: Launcher,
-    spec: StateSpec,
-    operands: Operands,
-    meta: ShortConvMetadata,
-    windows: VerifyWindows,
-    layer_id: int,
-    tile: Tile | None = None,
-) -> None:
-    """Launch :func:`verify`; in the tile of the shape class, unless one is given."""
-    layer, rows = operands.layer, meta.batch_size
-    if tile is None:
-        tile = tile_for(VERIFY, meta.num_tokens * layer.width, layer.widest)
-    kept = windows.layers[layer_id]
-    vec = operands.vec
-    dense = not isinstance(windows, InputWindows)
-    if vec > 1 and not aligned(kept, 0 if dense else kept.stride(1)):
-        vec = operands.vec = 1
-    if dense:
-        row_step, token_step, column_step, channel_step = kept.stride()
-        if spec.window_axis == "channel":
-            column_step, channel_step = channel_step, column_step
-    else:
-        row_step, token_step = kept.stride(0) // vec, kept.stride(1) // vec
-        column_step, channel_step = 0, 1
-    shared, blocks = operands.arguments(tile)
-    tree = meta.tree_taps is not None
-    launcher(
-        verify,
-        rows * blocks,
-        (
-            *shared,
-            kept,
-            row_step,
-            token_step,
-            column_step,
-            channel_step,
-            meta.cache_indices,
-            meta.tree_taps if tree else meta.cu,
-            int(operands.has_bias),
-            meta.tokens_per_row,
-            blocks,
-        ),
-        (*operands.constants(spec, tile), tree, dense, launcher.pdl),
-        warps=tile.warps,
-        aligned=vec > 1,
-    )
+def _windows(windows: VerifyWindows, kept: Tensor, vec: int, time: bool) -> tuple[Any, ...]:
+    if isinstance(windows, InputWindows):
+        return kept, kept.stride(0) // vec, kept.stride(1) // vec, 0, 1
+    row, token, column, channel = kept.stride()
+    return kept, row, token, *((column, channel) if time else (channel, column))
+
+
+def _constants(meta: ShortConvMetadata, windows: VerifyWindows) -> tuple[Any, ...]:
+    return meta.tree_taps is not None, not isinstance(windows, InputWindows)
+
+
+VERIFY = Mode(
+    kernel=verify,
+    tiles=VERIFY_TILES,
+    work=lambda meta: meta.num_tokens,
+    units=lambda meta, tile: meta.batch_size,
+    step=lambda meta: (
+        meta.cache_indices,
+        meta.cu if meta.tree_taps is None else meta.tree_taps,
+        meta.tokens_per_row,
+        meta.batch_size,
+    ),
+    layer=_windows,
+    constants=_constants,
+    flags=lambda meta, tile, settled: (tile.ahead and settled,),
+    keeps=True,
+)

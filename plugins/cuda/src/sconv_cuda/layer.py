@@ -1,0 +1,67 @@
+"""Where the streams of a layer lie, in the numbers that kernels take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sconv.pool import ConvStatePool
+from sconv.spec import StateSpec
+
+from .launch import ALIGNMENT
+
+__all__ = ["VECTOR", "Layer"]
+
+#: Elements in which widths and strides are counted where everything is aligned: a vector access of
+#: 16 bits each. Of 32 bits each it is two accesses.
+VECTOR: Final = 8
+
+
+class Layer:
+    """The streams of one layer that a launch serves.
+
+    Attributes:
+        layer_id: The layer.
+        state: The layer's tensor, all streams side by side.
+        widest: Channels of the widest of the streams.
+        width: Channels of all of them.
+        aligned: Whether windows and widths allow vector accesses.
+    """
+
+    __slots__ = ("_dims", "_starts", "_strides", "aligned", "layer_id", "state", "widest", "width")
+
+    def __init__(
+        self, spec: StateSpec, pool: ConvStatePool, layer_id: int, streams: Sequence[str]
+    ) -> None:
+        parts = [spec.stream_slice(layer_id, stream) for stream in streams]
+        self.layer_id = layer_id
+        self.state = pool.layers[layer_id]
+        self._dims = tuple(part.dim for part in parts)
+        self._starts = tuple(part.start for part in parts)
+        self.widest, self.width = max(self._dims), sum(self._dims)
+        slot, column, channel = self.state.stride()
+        counted = [*self._dims, *self._starts]
+        if spec.window_axis == "time":
+            counted += [slot, column]
+            vectors = (slot // VECTOR, column // VECTOR, 1)
+        else:
+            column, channel = channel, column
+            # Windows are read one element at a time; the rest still in vectors.
+            vectors = (slot, column, channel)
+        self._strides = {1: (slot, column, channel), VECTOR: vectors}
+        self.aligned = self.state.data_ptr() % ALIGNMENT == 0
+        self.aligned &= all(number % VECTOR == 0 for number in counted)
+
+    def arguments(self, block: int, vec: int) -> tuple[tuple[Any, ...], int]:
+        """Return ``dims`` to ``channel_stride`` of a kernel, and the channel blocks."""
+        firsts, blocks = [], 0
+        for dim in self._dims:
+            firsts.append(blocks)
+            blocks += -(-dim // block)
+        return (
+            tuple(dim // vec for dim in self._dims),
+            tuple(start // vec for start in self._starts),
+            tuple(firsts),
+            self.state,
+            *self._strides[vec],
+        ), blocks

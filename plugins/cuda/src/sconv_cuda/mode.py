@@ -1,0 +1,49 @@
+"""What the launches of a mode have in common, and what its kernel is given beyond that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from sconv.metadata import ShortConvMetadata
+from sconv.windows import VerifyWindows
+
+from .launch import Kernel, Tile
+from .tiles import Table
+
+__all__ = ["Mode"]
+
+
+def _nothing(*_: object) -> tuple[Any, ...]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mode:
+    """One convolution kernel.
+
+    Attributes:
+        kernel: Its parameters are those that all have, then ``layer``'s, then ``step``'s; its
+            constants those that all have, then ``flags``', then ``constants``'.
+        tiles: Its shapes.
+        work: Rows or tokens of a step, each of which costs the layer's channels.
+        units: Programs of a step, each of which covers one channel block.
+        step: Tensors and numbers of a step.
+        layer: Of the verify windows of a layer and the vector width.
+        constants: Of a step and its verify windows.
+        flags: Constants of a step, a tile, and whether the step is settled (:mod:`.overlap`).
+        keeps: Whether verify windows are written.
+    """
+
+    kernel: Kernel
+    tiles: Table
+    work: Callable[[ShortConvMetadata], int]
+    units: Callable[[ShortConvMetadata, Tile], int]
+    step: Callable[[ShortConvMetadata], tuple[Any, ...]]
+    layer: Callable[[VerifyWindows, Tensor, int, bool], tuple[Any, ...]] = _nothing
+    constants: Callable[[ShortConvMetadata, VerifyWindows], tuple[Any, ...]] = _nothing
+    flags: Callable[[ShortConvMetadata, Tile, bool], tuple[bool, ...]] = _nothing
+    keeps: bool = False

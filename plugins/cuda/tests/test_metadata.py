@@ -1,0 +1,90 @@
+"""Metadata in one launch equals what plain torch fills in, for every mode and batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sconv
+from sconv import ForwardBatch, ForwardMode
+from sconv.dense import DenseBackend
+from sconv.testing.harness import Harness
+from sconv.testing.strategies import live_slots, specs, steps
+
+Load = Callable[..., sconv.Backend]
+
+
+@pytest.mark.parametrize("mode", list(ForwardMode))
+@given(data=st.data())
+def test_metadata_equals_that_of_the_dense_backend(
+    mode: ForwardMode, load: Load, device: torch.device, data: st.DataObject
+) -> None:
+    spec = data.draw(specs(draft=True))
+    harness = Harness(load(spec), seed=1, live=data.draw(live_slots()))
+    dense = DenseBackend(spec=spec, device=device, pool=None)
+    dense.pool.req_to_slot.copy_(harness.backend.pool.req_to_slot)
+    batch = harness.batch(data.draw(steps(spec, harness.live, mode)))
+    found, expected = _filled(harness.backend, batch), _filled(dense, batch)
+    for field in fields(expected):
+        one, other = getattr(found, field.name), getattr(expected, field.name)
+        if not isinstance(other, torch.Tensor):
+            assert one == other or field.name == "padded", field.name
+            continue
+        if field.name == "track_conv_indices":
+            # A decode's snapshot is its new window: there is nothing to gather.
+            wanted = expected.track_cache_indices >= 0
+            one, other = one[wanted], other[wanted]
+        assert torch.equal(one, other), f"{field.name}: {one} instead of {other} for {batch}"
+
+
+def test_a_long_batch_and_a_long_row_are_resolved_in_one_launch(
+    load: Load, device: torch.device
+) -> None:
+    """More rows than a program adds up at once, and a row longer than the piece of one program."""
+    rows = 1100
+    lengths = torch.randint(0, 3, (rows,), generator=torch.Generator().manual_seed(0))
+    lengths[rows // 2] = 5000
+    spec = sconv.StateSpec(1, [sconv.Stream("s", 1)], 4, rows, rows)
+    backend = load(spec)
+    backend.pool.req_to_slot[1:] = torch.arange(rows, 0, -1, dtype=torch.int32, device=device)
+    names = torch.arange(1, rows + 1, device=device)
+    total = int(lengths.sum())
+    batch = ForwardBatch.extend(
+        names, lengths.to(device), torch.zeros_like(names), num_tokens=total + 700
+    )
+    meta = _filled(backend, batch)
+    assert meta.cu.tolist() == [0, *lengths.cumsum(0).tolist()]
+    expected = torch.repeat_interleave(torch.arange(rows), lengths)
+    assert meta.si.cpu().tolist() == [*expected.tolist(), *[rows - 1] * 700]
+    assert meta.cache_indices.cpu().tolist() == list(range(rows, 0, -1))
+
+
+def _filled(backend: sconv.Backend | DenseBackend, batch: ForwardBatch) -> sconv.ShortConvMetadata:
+    backend.init_forward_metadata(forward_batch=batch)
+    meta = backend.forward_metadata
+    assert meta is not None
+    return meta
+
+
+def test_padded_rows_of_a_static_buffer_hold_the_sentinel_graph_3(
+    load: Load, device: torch.device
+) -> None:
+    """Nothing of the batch before is left in the rows of a smaller one."""
+    spec = sconv.StateSpec(1, [sconv.Stream("s", 8)], 4, 6, 6)
+    backend = load(spec)
+    backend.init_graph_state(4, 4)
+    places = []
+    for names in ([3, 1, 4, 2], [5, 6, -1, -1], [2, -1, -1, -1]):
+        batch = ForwardBatch.decode(slots=torch.tensor(names, device=device))
+        backend.init_forward_metadata_out_graph(batch)
+        backend.init_forward_metadata_in_graph(batch)
+        meta = backend.forward_metadata
+        assert meta is not None
+        assert meta.cache_indices.tolist() == names
+        places.append(meta.cache_indices.data_ptr())
+    assert len(set(places)) == 1
