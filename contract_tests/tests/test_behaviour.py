@@ -26,7 +26,9 @@ from sconv.observers import Observers
 from sconv.testing.poison import PoisonedMemory
 from sconv.validation import bind
 
-CAN = sconv.Capabilities(graph_capture=True, trees=True, rollback=True)
+CAN = sconv.Capabilities(
+    window_layouts=DenseBackend.window_layouts, graph_capture=True, trees=True, rollback=True
+)
 
 
 def builder(made: type, can: sconv.Capabilities = CAN) -> Callable[..., sconv.Backend]:
@@ -142,9 +144,13 @@ class AssumesItsOwnNumbers(DenseBackend):
         self.pool.virtual_to_physical = None
 
 
-class KeepsReversedWindows(DenseBackend):
-    def _keep_windows(self, inputs, layer_id, stream, meta):
-        super()._keep_windows(inputs.flip(1), layer_id, stream, meta)
+class KeepsOtherWindows(Fault):
+    def after(self, y, x, layer_id, stream):
+        if self.mode is ForwardMode.TARGET_VERIFY and len(x):
+            rows, length = self.forward_metadata.batch_size, self.forward_metadata.tokens_per_row
+            inputs = torch.zeros(rows, length + self.spec.window_size, x.shape[1])
+            self.pool.windows.keep(layer_id, stream, inputs, self.forward_metadata.tree_taps)
+        return y
 
 
 class InfersChains(DenseBackend):
@@ -287,7 +293,7 @@ FAULTS = {
     "SCV409": RemembersTheFirstStep,
     "SCV410": GroupDropsBiases,
     "SCV411": AssumesItsOwnNumbers,
-    "SCV412": KeepsReversedWindows,
+    "SCV412": KeepsOtherWindows,
     "SCV413": InfersChains,
     "SCV421": IgnoresPadding,
     "SCV422": NeedsTokens,

@@ -62,8 +62,10 @@ class Subject:
             changes.setdefault("window_axis", can.window_axes[0])
         if not can.rollback:
             changes |= {"max_draft_tokens": 1, "draft_topk": 1}
-        if not can.trees:
+        if not can.trees or set(can.window_layouts) == {"dedup"}:
             changes["draft_topk"] = 1
+        if spec.window_layout not in ("auto", *can.window_layouts):
+            changes.setdefault("window_layout", "auto")
         return replace(spec, **changes)
 
     def specs(self, *, draft: bool = False) -> st.SearchStrategy[StateSpec]:
