@@ -18,7 +18,7 @@ from . import onednn
 __all__ = ["CpuBackend", "create"]
 
 #: Elements from which one oneDNN call is faster than K small torch calls.
-_MIN_ELEMENTS: Final = 1 << 17
+_MIN_ELEMENTS: Final = 1 << 16
 
 
 class CpuBackend(DenseBackend):
