@@ -10,10 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 from sconv_contract import BackendContract
-from sconv_contract.behaviour import modes
 from sconv_contract.behaviour.rules import BEHAVIOUR, rule_of
 from sconv_contract.behaviour.subject import Subject
 
@@ -329,21 +326,7 @@ def _tests_of(rule: str) -> Iterator[Callable[[Subject], None]]:
         ]
         for chosen in itertools.product(*axes):
             given = {key: value for part in chosen for key, value in part.items()}
-            yield lambda subject, test=test, given=given: _run(test, subject, given)
-
-
-def _run(test: Any, subject: Subject, parameters: dict[str, Any]) -> None:
-    """Call a test; a random one stops at its first failure, which nobody needs to be small."""
-    if not hasattr(test, "hypothesis"):
-        test(subject=subject, **parameters)
-        return
-
-    @settings(modes.examples, phases=[Phase.generate])
-    @given(data=st.data())
-    def first(data: st.DataObject) -> None:
-        test.hypothesis.inner_test(test.__self__, subject=subject, data=data)
-
-    first()
+            yield lambda subject, test=test, given=given: test(subject=subject, **given)
 
 
 def _names(names: Any) -> list[str]:

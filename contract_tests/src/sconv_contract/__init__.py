@@ -6,12 +6,15 @@ pytest, hypothesis and torch; the rest of this package needs none of them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from .behaviour.suite import BackendContract
 
 __all__ = ["BackendContract"]
+
+_ASSERTING: Final = ("description", "graphs", "modes", "rulings")
 
 
 def __getattr__(name: str) -> Any:
@@ -19,8 +22,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import pytest
 
-    # So that a failing assertion of the suite shows its values.
-    pytest.register_assert_rewrite("sconv_contract.behaviour", "sconv.testing")
+    # So that a failing assertion of the suite shows its values; too late for what is imported.
+    asserting = (f"{__name__}.behaviour.{part}" for part in _ASSERTING)
+    pytest.register_assert_rewrite(*(module for module in asserting if module not in sys.modules))
     from .behaviour.suite import BackendContract
 
     return BackendContract
