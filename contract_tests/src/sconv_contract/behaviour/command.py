@@ -57,7 +57,7 @@ def run_behaviour(
 
     import pytest
 
-    collector = _Collector()
+    collector = _Collector(rules)
     with tempfile.TemporaryDirectory() as folder:
         module = Path(folder) / "test_backend_contract.py"
         module.write_text(_MODULE.format(name=name), encoding="utf-8")
@@ -66,7 +66,7 @@ def run_behaviour(
         code = pytest.main([*options, str(module)], plugins=[collector])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise TargetError(f"the suite did not run: pytest ended with {code!r}")
-    findings, not_asked = collector.results(rules)
+    findings, not_asked = collector.results()
     stale: list[str] = []
     if expectations is not None:
         findings, stale = expectations.apply(findings, rules)
@@ -81,13 +81,17 @@ def run_behaviour(
 
 
 class _Collector:
-    """A pytest plugin that keeps what happened to each rule."""
+    """A pytest plugin that runs the tests of some rules and keeps what happened to each."""
 
-    def __init__(self) -> None:
+    def __init__(self, rules: Sequence[str]) -> None:
         self.count = 0
+        self._rules = rules
         self._failed: list[Finding] = []
         self._ran: set[str] = set()
         self._skipped: dict[str, str] = {}
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        items[:] = [item for item in items if rule_of(item.function) in self._rules]
 
     def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
         rule = rule_of(item.function)
@@ -111,8 +115,9 @@ class _Collector:
         )
         self._failed.append(finding)
 
-    def results(self, asked: Sequence[str]) -> tuple[list[Finding], dict[str, str]]:
+    def results(self) -> tuple[list[Finding], dict[str, str]]:
         """Return the findings, and the rules that do not apply with the reason."""
+        asked = self._rules
         failed = {finding.rule for finding in self._failed}
         not_asked = {
             rule: why
