@@ -1,7 +1,7 @@
-"""Times the cases of the speed table on one GPU; with ``--tune``, in all tiles that are worth a try.
+"""Times the cases of the speed table on one GPU; with ``--tune``, in all tiles worth a try.
 
-Writes JSON: the card, the versions, and for each case microseconds, those of a copy of as many bytes
-in the same run, and the aim.
+Writes JSON: the card, the versions, and for each case its microseconds, those of a copy of as many
+bytes in the same run, and the aim.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from cases import (
     verify_cases,
 )
 from harness import compile_all, machine, record
+from timing import copy_us, graph_us, host_us
+
 from sconv_cuda.decode import DECODE
 from sconv_cuda.launch import Tile
-from timing import copy_us, graph_us, host_us
 
 GROUPS: dict[str, Callable[[], list[Timed]]] = {
     "decode": decode_cases,
@@ -60,6 +61,7 @@ def measure(case: Timed, copies: dict[float, float], *, tune: bool) -> dict[str,
 def measure_warmup() -> float:
     """Seconds to compile what an Inkling decoder with drafts needs, from an empty cache."""
     from harness import build
+
     from sconv import StateSpec, Stream
 
     streams = [Stream("k", 1024), Stream("v", 1024), Stream("attn", 6144), Stream("mlp", 6144)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from harness import build
@@ -322,7 +322,7 @@ class Step:
     """66 layers of Inkling's four convolutions, decoding 32 rows, metadata in the graph."""
 
     LAYERS, ROWS = 66, 32
-    DIMS = {"k": 1024, "v": 1024, "attn": 6144, "mlp": 6144}
+    DIMS: ClassVar = {"k": 1024, "v": 1024, "attn": 6144, "mlp": 6144}
 
     def __init__(self) -> None:
         self.backend = build(

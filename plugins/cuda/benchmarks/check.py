@@ -148,9 +148,13 @@ class Run:
                 tokens = TOKENS if full else sum(lengths) + pick.choice((0, 0, 3))
                 case = Case(mode, slots, lengths, before, max(tokens, 1), **track)
                 if track:
-                    wanted = [pick.randint(-1, old + new + 2) for old, new in zip(before, lengths)]
+                    wanted = [
+                        pick.randint(-1, old + new + 2)
+                        for old, new in zip(before, lengths, strict=True)
+                    ]
                     case.track_tokens = [
-                        length - old if length >= 0 else -1 for length, old in zip(wanted, before)
+                        length - old if length >= 0 else -1
+                        for length, old in zip(wanted, before, strict=True)
                     ]
             case _:
                 drafts = DRAFTS if full else pick.randint(1, DRAFTS)
@@ -159,7 +163,8 @@ class Run:
                     case.accepts = [pick.randint(-1, drafts + 1) for _ in range(rows)]
                     case.track_slots = track.get("track_slots")
                     case.track_tokens = [
-                        crossing(old, kept, 6) for old, kept in zip(before, case.accepts)
+                        crossing(old, kept, 6)
+                        for old, kept in zip(before, case.accepts, strict=True)
                     ]
                 else:
                     if self.config.tree:
@@ -197,12 +202,12 @@ class Run:
                         "until",
                         [
                             old + n if n >= 0 else -1
-                            for old, n in zip(case.before, case.track_tokens)
+                            for old, n in zip(case.before, case.track_tokens, strict=True)
                         ],
                     )
                     case.track_tokens = [
                         n if old + n >= 0 and n >= 0 else -1
-                        for old, n in zip(case.before, case.track_tokens)
+                        for old, n in zip(case.before, case.track_tokens, strict=True)
                     ]
                 return ForwardBatch.extend(
                     rows,
@@ -261,7 +266,7 @@ class Run:
                     )
                     for key in keys
                 ]
-            found.update(zip(keys, ys))
+            found.update(zip(keys, ys, strict=True))
         return found
 
     def pools(self) -> dict[tuple[int, str], Tensor]:

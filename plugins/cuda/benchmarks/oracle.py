@@ -117,7 +117,7 @@ def outputs(
 def windows_after(
     case: Case, x: Tensor, pool: Tensor, wanted: list[tuple[int, int, int]]
 ) -> Tensor:
-    """Return the pool after windows were written: (pool row, row, last token of the window; -1 = old).
+    """Return the pool after windows were written: (pool row, row, last token; -1 = old window).
 
     Values are moved, not computed, so the result is exact.
     """
@@ -158,7 +158,7 @@ def committed(case: Case, x: Tensor, pool: Tensor) -> Tensor:
         if slot <= 0 or not 0 <= last < length:
             continue
         wanted.append((slot, row, last))
-        if case.track_slots is not None and case.track_slots[row] > 0:
-            if 0 <= case.track_steps[row] < length:
-                wanted.append((case.track_slots[row], row, case.track_steps[row]))
+        target = -1 if case.track_slots is None else case.track_slots[row]
+        if target > 0 and 0 <= case.track_steps[row] < length:
+            wanted.append((target, row, case.track_steps[row]))
     return windows_after(case, x, pool, wanted)

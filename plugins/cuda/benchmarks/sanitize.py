@@ -1,9 +1,11 @@
 """Runs every kernel once or twice on small odd shapes, for ``compute-sanitizer``.
 
+    python sanitize.py                      # compiles
+    export SCONV_BENCH_SERIAL=1
     compute-sanitizer --tool memcheck python sanitize.py
     compute-sanitizer --tool racecheck python sanitize.py
 
-Torch's caching allocator would hide an access past the end of a tensor in its own block, so it is off
+Torch's caching allocator would hide an access past the end of a tensor in its own block: it is off
 (``PYTORCH_NO_CUDA_MEMORY_CACHING=1`` is set below).
 """
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-#: Bytes that the calls of one graph touch at least, where their number allows it: five times the L2.
+#: Bytes that the calls of a graph touch at least, where their number allows it: five times the L2.
 ROTATED = 256e6
 MOST_CALLS = 512
 

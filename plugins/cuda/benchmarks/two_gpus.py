@@ -34,7 +34,8 @@ def main() -> None:
         for row, slot in enumerate((3, 1)):
             history = torch.cat([state[layer, slot], x[2 * row : 2 * row + 2]]).double()
             expected = (history.unfold(0, 4, 1) * weight.double()).sum(2) + x[2 * row : 2 * row + 2]
-            torch.testing.assert_close(y[2 * row : 2 * row + 2].double(), expected)
+            error = (y[2 * row : 2 * row + 2].double() - expected).norm() / expected.norm()
+            assert error < 1e-6, float(error)
     backend.update_mamba_state_after_mtp_verify(
         last_correct_step_indices=torch.tensor([1, 0], device=there),
         mamba_track_indices=None,

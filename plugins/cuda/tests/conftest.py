@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 
 if not torch.cuda.is_available():
     # Before a kernel is decorated, so before the backend is imported anywhere in this process.
@@ -20,16 +19,6 @@ import sconv
 from sconv.observers import Observers
 from sconv.testing.poison import PoisonedMemory
 from sconv.validation import bind
-
-settings.register_profile(
-    "interpreted",
-    derandomize=True,
-    deadline=None,
-    max_examples=25,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-settings.register_profile("search", deadline=None, max_examples=1000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "interpreted"))
 
 #: Builds the backend under test from a spec, and an adopted pool if there is one.
 Load = Callable[..., sconv.Backend]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import fields
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import sconv
@@ -18,8 +19,17 @@ from sconv.testing.strategies import live_slots, specs, steps
 
 Load = Callable[..., sconv.Backend]
 
+#: The interpreter takes a program at a time; ``SCONV_CUDA_EXAMPLES=1000`` looks further.
+few = settings(
+    derandomize="SCONV_CUDA_EXAMPLES" not in os.environ,
+    deadline=None,
+    max_examples=int(os.environ.get("SCONV_CUDA_EXAMPLES", "12")),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
 
 @pytest.mark.parametrize("mode", list(ForwardMode))
+@few
 @given(data=st.data())
 def test_metadata_equals_that_of_the_dense_backend(
     mode: ForwardMode, load: Load, device: torch.device, data: st.DataObject

@@ -1,17 +1,19 @@
 """Every mode against the float64 oracle, on random specs, slot maps and batches.
 
-State is compared bit for bit, the slots that no row names included; outputs may differ by one rounding.
+State is compared bit for bit, the slots that no row names included; outputs may differ by a
+rounding.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import sconv
@@ -20,6 +22,14 @@ from sconv.testing.harness import Harness, assert_same_bits
 from sconv.testing.strategies import SENTINEL, adopted_pools, live_slots, specs, steps
 
 Load = Callable[..., sconv.Backend]
+
+#: The interpreter takes a program at a time; ``SCONV_CUDA_EXAMPLES=1000`` looks further.
+few = settings(
+    derandomize="SCONV_CUDA_EXAMPLES" not in os.environ,
+    deadline=None,
+    max_examples=int(os.environ.get("SCONV_CUDA_EXAMPLES", "12")),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 
 WRITING = [ForwardMode.DECODE, ForwardMode.EXTEND, ForwardMode.MIXED, ForwardMode.DRAFT_EXTEND]
 
@@ -58,6 +68,7 @@ def harnesses(draw: st.DrawFn, load: Load, device: torch.device, **options: Any)
 
 
 @pytest.mark.parametrize("mode", [*WRITING, ForwardMode.IDLE])
+@few
 @given(data=st.data())
 def test_a_step_equals_the_oracle(
     mode: ForwardMode, load: Load, device: torch.device, data: st.DataObject
@@ -66,6 +77,7 @@ def test_a_step_equals_the_oracle(
     harness.run(data.draw(steps(harness.backend.spec, harness.live, mode)))
 
 
+@few
 @given(data=st.data())
 def test_a_schedule_of_steps_equals_the_oracle(
     load: Load, device: torch.device, data: st.DataObject
@@ -75,6 +87,7 @@ def test_a_schedule_of_steps_equals_the_oracle(
         harness.run(data.draw(steps(harness.backend.spec, harness.live, mode)))
 
 
+@few
 @given(data=st.data())
 def test_verify_and_commit_equal_the_oracle(
     load: Load, device: torch.device, data: st.DataObject
@@ -120,6 +133,7 @@ def test_verify_and_commit_equal_the_oracle(
     )
 
 
+@few
 @given(data=st.data())
 def test_adopted_memory_equals_the_oracle(
     load: Load, device: torch.device, data: st.DataObject

@@ -166,8 +166,8 @@ def _move(
     )  # fmt: skip
     if snapped:
         copied = _window(
-            window, column_step, source, token_step, kept_column_step, path_index, track_step, inside,
-            K, TREE, DENSE,
+            window, column_step, source, token_step, kept_column_step, path_index, track_step,
+            inside, K, TREE, DENSE,
         )  # fmt: skip
         snapshot = windows + target * slot_step
         for j in tl.static_range(K - 1):

@@ -133,7 +133,7 @@ class Convolutions:
         else:
             units = step.mode.units(meta, tile)
 
-        if not all([weight.is_contiguous() for weight in weights]):
+        if not all(weight.is_contiguous() for weight in weights):
             weights = tuple([weight.contiguous() for weight in weights])
         has_bias = biases[0] is not None
         read = weights

@@ -247,7 +247,7 @@ def _head(
 
 @triton.jit
 def _column(x, x_step, window, column_step, place, begin, live, resumes, K: tl.constexpr):
-    """Element ``place`` of a row, counted from its first token; negative ones are in the old window."""
+    """Element ``place`` of a row, from its first token; negative ones are in the old window."""
     fresh = place >= 0
     token = (begin + tl.maximum(place, 0)).to(tl.int64)
     new = tl.load(x + token * x_step, mask=live & fresh, other=0)

@@ -1,7 +1,7 @@
 """From a kernel and its arguments to a launch: the right device, and no work that was done before.
 
-Triton's own dispatcher looks at every argument of every call to find out which compilation it wants.
-Here a kernel's constants, the dtypes of its tensors and one flag for alignment decide alone:
+Triton's own dispatcher looks at every argument of every call to find out which compilation it
+wants. Here a kernel's constants, the dtypes of its tensors and one flag for alignment decide alone:
 integers are 32 bits and never specialised, and either all vector accesses are aligned or none is
 taken to be. So a caller can look its compilation up by a short key of its own, and what a step will
 need is compiled in advance.
@@ -65,8 +65,8 @@ class Tile:
 class Kernel:
     """A Triton function. Its constants are the upper-case parameters, which come last.
 
-    Tensors whose parameter ends in ``_index`` are read one element at a time: their alignment, which
-    an engine's slice decides, does not matter.
+    Tensors whose parameter ends in ``_index`` are read one element at a time: their alignment,
+    which an engine's slice decides, does not matter.
     """
 
     __slots__ = ("constants", "function", "name", "parameters")
@@ -215,7 +215,7 @@ class Launcher:
 
     @contextmanager
     def taking_notes(self) -> Iterator[dict[tuple[Any, ...], dict[str, Any]]]:
-        """Within it, what is not compiled is noted, as arguments of :meth:`compile`; no launches."""
+        """Within it, missing compilations are noted, as arguments of compile; nothing runs."""
         self._notes = notes = {}
         try:
             with self.launching_nothing():
@@ -267,8 +267,8 @@ class Launcher:
     def _refuse_in_capture(self, kernel: Kernel) -> None:
         if torch.cuda.is_current_stream_capturing():
             raise NotCompiledError(
-                f"kernel {kernel.name!r} is not compiled for these dtypes, and a capture is no place "
-                "to compile: call backend.warmup(), or run the step once eagerly, before it"
+                f"kernel {kernel.name!r} is not compiled for these dtypes, and a capture is no "
+                "place to compile: call backend.warmup(), or run the step once eagerly, before it"
             )
 
 

@@ -2,8 +2,8 @@
 
 Rows of equal length (decode, verify, draft-extend) need no sum over other rows. Rows of their own
 length do: a program owns a few consecutive rows, adds up all lengths before them (the whole batch
-reads them, so they come from the cache), and writes the row of each token of its own. Where rows are
-few, several programs share the tokens of the same ones, so that one long row is no bottleneck.
+reads them, so they come from the cache), and writes the row of each token of its own. Where rows
+are few, several programs share the tokens of the same ones, so that a long row is no bottleneck.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from sconv.spec import StateSpec
 from sconv.windows import InputWindows
 
 from .launch import Launcher, kernel
-from .slots import SlotSource, lookup, translate, words
+from .metadata_fields import (
+    resolve_slots,
+    resolve_targets,
+    store_rows,
+    store_sources,
+    store_tree,
+)
+from .slots import SlotSource, words
 from .tiles import RAGGED_TILES, TREE_ROWS, UNIFORM_ROWS, RaggedTile
 
 __all__ = ["Metadata", "ragged_metadata", "uniform_metadata"]
@@ -88,7 +95,7 @@ def uniform_metadata(
     first = tl.program_id(0) * ROWS
     row = first + tl.arange(0, ROWS)
     there = row < rows
-    slot = _slots(
+    slot = resolve_slots(
         rows_index, rows_step, map_index, map_size, physical_index, physical_step, physical_size,
         row, there, MODE == IDLE, LOOKUP, NULL_ZERO, TRANSLATE,
     )  # fmt: skip
@@ -97,7 +104,7 @@ def uniform_metadata(
 
     resumes = there & (MODE != IDLE)
     writes = there & (slot >= 0) & (MODE == DECODE or MODE == DRAFT)
-    target = _targets(
+    target = resolve_targets(
         targets_index, targets_step, mask_index, physical_index, physical_step, physical_size,
         row, there & (slot >= 0), has_mask, tracks, NULL_ZERO, TRANSLATE,
     )  # fmt: skip
@@ -115,11 +122,11 @@ def uniform_metadata(
         until = (after // tl.maximum(grid, 1)) * grid - before
         crossed = (grid > 0) & (until > 0) & (until <= drafts) & writes
         target = tl.where(crossed, target, -1)
-    _store_rows(
+    store_rows(
         slots_out_index, resumes_out_index, cache_mask_out_index, safe_out_index,
         targets_out_index, writes_out_index, row, there, slot, resumes, writes, target,
     )  # fmt: skip
-    _store_sources(
+    store_sources(
         sources_out_index, row, there, row * drafts, until, (target >= 0) & (MODE == DRAFT), K
     )
 
@@ -132,7 +139,7 @@ def uniform_metadata(
     if PADDED_DRAFTS > 0:
         for i in range(ROWS):
             if first + i < rows:
-                _store_tree(
+                store_tree(
                     tree_index, tree_step, siblings_index, siblings_step, taps_out_index,
                     paths_out_index, path_rows, (first + i).to(tl.int64), drafts,
                     K, PADDED_DRAFTS, LINKS,
@@ -195,12 +202,12 @@ def ragged_metadata(
     there = row < rows
     length = tl.load(lengths_index + row.to(tl.int64) * lengths_step, mask=there, other=0)
     prefix = tl.load(prefixes_index + row.to(tl.int64) * prefixes_step, mask=there, other=0)
-    slot = _slots(
+    slot = resolve_slots(
         rows_index, rows_step, map_index, map_size, physical_index, physical_step, physical_size,
         row, there, False, LOOKUP, NULL_ZERO, TRANSLATE,
     )  # fmt: skip
     writes = there & (slot >= 0) & (length > 0)
-    target = _targets(
+    target = resolve_targets(
         targets_index, targets_step, mask_index, physical_index, physical_step, physical_size,
         row, writes, has_mask, tracks, NULL_ZERO, TRANSLATE,
     )  # fmt: skip
@@ -225,12 +232,12 @@ def ragged_metadata(
         until = tl.where(wanted >= 0, wanted - prefix, -1)
         until = tl.where(asked, until, length)
         target = tl.where((until >= 0) & (until <= length), target, -1)
-        _store_rows(
+        store_rows(
             slots_out_index, resumes_out_index, cache_mask_out_index, safe_out_index,
             targets_out_index, writes_out_index, row, there, slot, there & (prefix > 0), writes,
             target,
         )  # fmt: skip
-        _store_sources(sources_out_index, row, there, start, until, target >= 0, K)
+        store_sources(sources_out_index, row, there, start, until, target >= 0, K)
 
     if first + ROWS >= rows:
         # Tokens past the last row count as its own.
@@ -252,139 +259,6 @@ def ragged_metadata(
                 owners = first + tl.sum(passed.to(tl.int32), 0)
                 owners = tl.minimum(owners, tl.maximum(rows - 1, 0))
                 tl.store(token_rows_out_index + u, owners, mask=u < piece_end)
-
-
-@triton.jit
-def _slots(
-    rows_index,
-    rows_step,
-    map_index,
-    map_size,
-    physical_index,
-    physical_step,
-    physical_size,
-    row,
-    there,
-    NONE: tl.constexpr,
-    LOOKUP: tl.constexpr,
-    NULL_ZERO: tl.constexpr,
-    TRANSLATE: tl.constexpr,
-):
-    """Return the pool row of each row, -1 = none."""
-    if NONE:
-        return tl.zeros_like(row) - 1
-    else:
-        ids = tl.load(rows_index + row.to(tl.int64) * rows_step, mask=there, other=-1)
-        if LOOKUP:
-            ids = lookup(ids, map_index, map_size, there)
-        return translate(ids, physical_index, physical_step, physical_size, NULL_ZERO, TRANSLATE)
-
-
-@triton.jit
-def _targets(
-    targets_index,
-    targets_step,
-    mask_index,
-    physical_index,
-    physical_step,
-    physical_size,
-    row,
-    wanted,
-    has_mask,
-    tracks,
-    NULL_ZERO: tl.constexpr,
-    TRANSLATE: tl.constexpr,
-):
-    """Return the pool row that gets each row's snapshot, -1 = none."""
-    wanted = wanted & (tracks != 0)
-    wanted = wanted & tl.load(mask_index + row, mask=wanted & (has_mask != 0), other=1).to(tl.int1)
-    ids = tl.load(targets_index + row.to(tl.int64) * targets_step, mask=wanted, other=-1)
-    ids = translate(ids, physical_index, physical_step, physical_size, NULL_ZERO, TRANSLATE)
-    return tl.where(wanted, ids, -1)
-
-
-@triton.jit
-def _store_rows(
-    slots_out_index,
-    resumes_out_index,
-    cache_mask_out_index,
-    safe_out_index,
-    targets_out_index,
-    writes_out_index,
-    row,
-    there,
-    slot,
-    resumes,
-    writes,
-    target,
-):
-    tl.store(slots_out_index + row, slot, mask=there)
-    tl.store(safe_out_index + row, tl.maximum(slot, 0).to(tl.int64), mask=there)
-    tl.store(resumes_out_index + row, resumes, mask=there)
-    tl.store(cache_mask_out_index + row, resumes & (slot >= 0), mask=there)
-    tl.store(writes_out_index + row, writes, mask=there)
-    tl.store(targets_out_index + row, target.to(tl.int64), mask=there)
-
-
-@triton.jit
-def _store_sources(sources_out_index, row, there, start, until, wanted, K: tl.constexpr):
-    """Say where the window after ``until`` tokens lies: packed tokens, or -1.. in the old window."""
-    for j in tl.static_range(K - 1):
-        place = until - (K - 1) + j
-        source = tl.where(place >= 0, place + start, place)
-        source = tl.where(wanted, source, 0).to(tl.int64)
-        tl.store(sources_out_index + row.to(tl.int64) * (K - 1) + j, source, mask=there)
-
-
-@triton.jit
-def _store_tree(
-    tree_index,
-    tree_step,
-    siblings_index,
-    siblings_step,
-    taps_out_index,
-    paths_out_index,
-    path_rows,
-    row,
-    drafts,
-    K: tl.constexpr,
-    PADDED_DRAFTS: tl.constexpr,
-    LINKS: tl.constexpr,
-):
-    """Index the inputs that each node of a row's tree reads: itself, its ancestors, the window."""
-    node = tl.arange(0, PADDED_DRAFTS)
-    there = node < drafts
-    tree = tree_index + row * drafts * tree_step
-    if LINKS:
-        siblings = siblings_index + row * drafts * siblings_step
-        # Turn both links around. Links outside of the row count as absent.
-        named_by = tl.full([PADDED_DRAFTS], -1, tl.int32)
-        head = node
-        for other in range(drafts):
-            named_by = tl.where(node == tl.load(tree + other * tree_step), other, named_by)
-            head = tl.where(node == tl.load(siblings + other * siblings_step), other, head)
-        # Only the first child is named by its parent: walk to the head of the siblings, in strides
-        # that double.
-        strides: tl.constexpr = PADDED_DRAFTS.bit_length() - 1
-        for _ in tl.static_range(strides):
-            head = tl.gather(head, head, 0)
-        parent = tl.gather(named_by, head, 0)
-    else:
-        parent = tl.load(tree + node * tree_step, mask=there, other=-1)
-    before = tl.where((parent >= 0) & (parent < drafts), parent + (K - 1), K - 2)
-
-    tap = node + (K - 1)
-    taps = taps_out_index + (row * drafts + node) * K
-    paths = paths_out_index + (row * path_rows + node) * (K - 1)
-    tl.store(taps + (K - 1), tap.to(tl.int64), mask=there)
-    tl.store(paths + (K - 2), tap, mask=there & (path_rows > 0))
-    for j in tl.static_range(K - 1):
-        # Within the old window the tap before is the next older column.
-        inside = tl.gather(before, tl.maximum(tap - (K - 1), 0), 0)
-        tap = tl.where(tap >= K - 1, inside, tap - 1)
-        tl.store(taps + (K - 2 - j), tap.to(tl.int64), mask=there)
-        if j < K - 2:
-            tl.store(paths + (K - 3 - j), tap, mask=there & (path_rows > 0))
 
 
 _MODES: Final = {
@@ -479,7 +353,7 @@ class Metadata:
         buffers: MetadataBuffers,
         tile: RaggedTile | None = None,
     ) -> None:
-        """Fill the metadata of rows of their own length; in the table's tile, unless one is given."""
+        """Fill the metadata of ragged rows; in the table's tile, unless one is given."""
         rows = meta.batch_size
         ids, ids_step, translation, looks_up = self.source.rows(batch, buffers, meta.cache_indices)
         unused = meta.cache_indices

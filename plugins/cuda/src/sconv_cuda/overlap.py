@@ -5,9 +5,9 @@ all kernels in front of it where it needs their results. Two things are read bef
 
 * Weights. No kernel of a step writes them. Whoever writes weights by a kernel that itself releases
   its dependents early has to put a plain one, or a synchronisation, in between.
-* The slots of a step, if they are *settled*: a convolution of the same step was launched before, and
-  the first one of a step lets nobody start before it has seen the metadata. Metadata kernels never
-  release anybody early. With the slots, inputs and windows are prefetched, not read.
+* The slots of a step, if they are *settled*: a convolution of the same step was launched before,
+  and the first one of a step lets nobody start before it has seen the metadata. Metadata kernels
+  never release anybody early. With the slots, inputs and windows are prefetched, not read.
 """
 
 from __future__ import annotations

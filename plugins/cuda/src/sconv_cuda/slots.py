@@ -1,7 +1,7 @@
 """From an engine's row numbers to rows of the pool, inside of the kernel that needs them.
 
-An integer tensor of an engine is 32 or 64 bits wide. Kernels read it as 32-bit words, every ``step``
-of them (:func:`words`), so that one compilation serves both; slots and lengths fit in one word.
+An integer tensor of an engine is 32 or 64 bits wide. Kernels read it as 32-bit words, ``step`` of
+them apart (:func:`words`), so that one compilation serves both; slots and lengths fit in a word.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SlotSource:
     """How a pool's rows are found, as arguments of a kernel.
 
     Attributes:
-        constants: ``NULL_ZERO, TRANSLATE``. False where the host translates, which no graph records.
+        constants: ``NULL_ZERO, TRANSLATE``; False where the host translates, out of graph.
     """
 
     def __init__(self, pool: ConvStatePool) -> None:
@@ -101,7 +101,7 @@ class SlotSource:
     def committed(
         self, ids: Tensor, targets: Tensor | None, *, are_slots: bool
     ) -> tuple[Tensor, Tensor | None, bool]:
-        """Return a commit's ids and targets, translated where that is the host's job, and LOOKUP."""
+        """Return a commit's ids and targets, translated if the host has to, and LOOKUP."""
         if not self._pool.translates_on_host:
             return ids, targets, not are_slots
         slots = torch.empty(ids.shape, dtype=torch.int64, device=ids.device)

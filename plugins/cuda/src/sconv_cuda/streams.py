@@ -27,10 +27,10 @@ def pick(values, firsts, block, STREAMS: tl.constexpr):
 
 @triton.jit
 def owned(firsts, dims, BLOCK: tl.constexpr, VEC: tl.constexpr, STREAMS: tl.constexpr):
-    """Return unit, block, width of the stream, its channels ``[BLOCK]``, and which of them exist.
+    """Return unit, block, the stream's width, its channels ``[BLOCK]``, and which of them exist.
 
-    Units run over two axes of the grid, so that there can be more than 65,535, and the last ones may
-    be one too many for the launch.
+    Units run over two axes of the grid, so that there can be more than 65,535; the last ones of a
+    launch may be none of its own.
     """
     block = tl.program_id(0)
     dim = pick(dims, firsts, block, STREAMS) * VEC

@@ -1,8 +1,8 @@
-"""Program shapes by shape class: what ``benchmarks/tune.py`` found on one NVIDIA H200.
+"""Program shapes by shape class: what ``benchmarks/bench.py --tune`` found on one NVIDIA H200.
 
-Nothing is tuned while serving. A class is a range of work, measured in channels of all rows or tokens
-of a launch; its shape was the fastest over the sizes in it, and :mod:`sconv_cuda.warmup` compiles
-each of them.
+Nothing is tuned while serving. A class is a range of work, measured in channels of all rows or
+tokens of a launch; its shape was among the fastest at all measured sizes in it (the results are in
+``benchmarks/results/``), and :mod:`sconv_cuda.warmup` compiles each of them.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ TREE_ROWS: Final = 2
 
 RAGGED_TILES: Final = (
     (512, RaggedTile(rows=2, scan=512, chunk=256, warps=4, shares=8)),
+    (2048, RaggedTile(rows=4, scan=512, chunk=256, warps=4, shares=1)),
     (_NO_BOUND, RaggedTile(rows=32, scan=1024, chunk=256, warps=4, shares=2)),
 )
 

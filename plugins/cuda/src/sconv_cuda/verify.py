@@ -1,4 +1,4 @@
-"""Draft tokens of a verify step: convolve, and keep what the commit needs. The pool is only read."""
+"""Draft tokens of a verify step: convolve, and keep what the commit needs. Pools are only read."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ What has to be compiled is found by walking through the real calls with a launch
 notes, on steps of one row; so there is no second list of kernels that could grow stale. The
 compilations then run side by side, since most of their time is spent outside of Python.
 
-Activations and weights are taken to have the state's dtype. A model that mixes dtypes runs one eager
-step of each mode instead: a capture that meets a kernel without a compilation says so.
+Activations and weights are taken to have the state's dtype. A model that mixes dtypes runs one
+eager step of each mode instead: a capture that meets a kernel without a compilation says so.
 """
 
 from __future__ import annotations
