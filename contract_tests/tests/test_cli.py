@@ -204,6 +204,14 @@ def test_a_known_finding_of_a_rule_that_is_not_asked_is_left_alone(case, tmp_pat
     assert verify(folder, "--ignore", "SCV101") == 0
 
 
+@pytest.mark.parametrize(
+    "folder", sorted((ROOT / "plugins").glob("*/pyproject.toml")), ids=lambda path: path.parent.name
+)
+def test_every_plugin_of_this_project_is_clean(folder, capsys):
+    assert verify(folder.parent, "--strict") == 0, capsys.readouterr().out
+    assert "checked entry point" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("target", [ROOT / "plugins" / "cpu", "sconv-plugin-cpu", "cpu"])
 def test_this_projects_cpu_plugin_is_clean(target, capsys):
     assert verify(target, "--strict") == 0

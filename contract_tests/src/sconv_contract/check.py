@@ -20,7 +20,7 @@ from .rules import RULES
 from .rules.description import Description, read_info
 from .rules.entry import ENTRY_POINT, entry_point
 from .rules.every import EVERY
-from .rules.factory import factory_classes
+from .rules.factory import factory_classes, layouts
 from .rules.imports import imports
 from .rules.reading import stray_marks, unreadable_file
 from .rules.rule import Where
@@ -119,6 +119,8 @@ class _Check:
                         continue
                     classes, problems = factory_classes(self.project, description)
                     yield from problems
+                    for ref in classes:
+                        yield from layouts(self.project, ref, description)
                     whole += classes
                     recorded |= description.capabilities.get("graph_capture") is not False
         if not self.target.entry_points:

@@ -127,7 +127,7 @@ def _tensors(holder: Any) -> dict[str, Tensor]:
 def _captured(backend: sconv.Backend, step: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
     """Capture a call as the device does; return a function that replays it, and its result."""
     if backend.device.type == "cuda":
-        stream = torch.cuda.Stream(backend.device)
+        stream = torch.cuda.Stream(backend.device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             step()  # compilation may sync, a capture may not
         torch.cuda.synchronize(backend.device)

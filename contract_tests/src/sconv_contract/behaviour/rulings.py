@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -193,7 +195,7 @@ class Rulings:
             backend.init_forward_metadata(batch)
             x = torch.cat([tokens[row] for row in order]).to(backend.device)
             y = harness.convolve(batch, {(0, "a"): x})[0, "a"]
-            for row, mine in zip(order, y.split(list(part.lengths)), strict=True):
+            for row, mine in zip(order, torch.split(y, list(part.lengths)), strict=True):
                 state = backend.pool.conv(0, "a")[live[row]].clone()
                 results[live[row]].append((mine, state))
         for slot, runs in results.items():
@@ -211,7 +213,7 @@ class Rulings:
         backend.init_forward_metadata(batch)
         device = backend.device
         x, weight = digit_inputs([4], device=device), digit_weight(device=device)
-        wrong = [
+        wrong: list[dict[str, Any]] = [
             {"x": digit_inputs([4, 5], device=device)},
             {"x": digit_inputs([4], dim=2, device=device)},
             {"x": x.to(torch.int64)},
@@ -222,9 +224,9 @@ class Rulings:
             {"layer_id": 1},
         ]
         for change in wrong:
-            given = {"x": x, "weight": weight, "layer_id": 0, "stream": "a", **change}
+            given: dict[str, Any] = {"x": x, "weight": weight, "layer_id": 0, "stream": "a"}
             with pytest.raises((BatchError, SpecError)):
-                backend.short_conv(forward_batch=batch, **given)  # type: ignore[arg-type]
+                backend.short_conv(forward_batch=batch, **(given | change))
         assert read_window(backend.pool, 3) == [1, 2, 3]
         many = ints(backend, *range(1, backend.spec.max_requests + 2))
         with pytest.raises(BatchError):

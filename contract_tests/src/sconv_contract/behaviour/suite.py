@@ -47,5 +47,5 @@ class BackendContract(Descriptions, Modes, Rulings, Graphs):
     def poisoned_memory(self) -> Iterator[None]:
         """Uninitialised memory is NaN, so that a value that nobody wrote shows."""
         torch.manual_seed(0)
-        with PoisonedMemory():
+        with PoisonedMemory():  # type: ignore[no-untyped-call]
             yield

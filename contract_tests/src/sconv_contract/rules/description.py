@@ -19,7 +19,7 @@ from .entry import ENTRY_POINT, OPEN
 from .rule import Rule, Where
 from .wiring import UNVERIFIABLE
 
-__all__ = ["FACTORY", "RULES", "Description", "read_info"]
+__all__ = ["FACTORY", "INFO", "RULES", "Description", "read_info"]
 
 CONTRACT: Final = Rule(
     "SCV205",

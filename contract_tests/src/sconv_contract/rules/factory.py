@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
+from sconv.plugin import Capabilities
 from sconv.wording import did_you_mean
 
 from ..findings import Finding
 from ..resolve import ClassRef, Project
-from .description import FACTORY, Description
+from .description import FACTORY, INFO, Description
 from .entry import OPEN, returned_classes, unreadable
 from .rule import Where
 from .wiring import UNVERIFIABLE
 
-__all__ = ["factory_classes"]
+__all__ = ["factory_classes", "layouts"]
 
 
 def factory_classes(
@@ -63,6 +65,30 @@ def factory_classes(
             text = f"what the factory {value!r} returns cannot be followed"
             problems.append(UNVERIFIABLE.found(where, text, leaves_open=("SCV207",)))
     return classes, problems
+
+
+def layouts(project: Project, ref: ClassRef, description: Description) -> Iterator[Finding]:
+    """Compare the window layouts that a class keeps with those that its plugin declares."""
+    declared = description.capabilities.get("window_layouts", Capabilities().window_layouts)
+    for base in project.mro(ref)[0][0]:
+        known = project.scope(base.node).get("window_layouts")
+        if known is None:
+            continue
+        value = getattr(known.definitions[-1], "value", None)
+        try:
+            kept = tuple(project.constant(value, base.inside)) if value is not None else None
+        except (TypeError, ValueError):
+            return
+        if kept is None or not declared:
+            return
+        if declared[0] != kept[0] or not set(declared) <= set(kept):
+            yield INFO.found(
+                description.where,
+                f"Capabilities.window_layouts is {tuple(declared)}, and {ref.node.name} keeps"
+                f" {kept}",
+                fix="Declare what the class keeps, first choice first.",
+            )
+        return
 
 
 def _refusal(node: ast.FunctionDef) -> str:
