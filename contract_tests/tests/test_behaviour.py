@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from sconv_contract import BackendContract
-from sconv_contract.behaviour.rules import BEHAVIOUR, rule_of
-from sconv_contract.behaviour.subject import Subject
 
 import sconv
 from sconv import ForwardMode
@@ -22,6 +19,9 @@ from sconv.metadata import MetadataBuffers
 from sconv.observers import Observers
 from sconv.testing.poison import PoisonedMemory
 from sconv.validation import bind
+from sconv_contract import BackendContract
+from sconv_contract.behaviour.rules import BEHAVIOUR, rule_of
+from sconv_contract.behaviour.subject import Subject
 
 CAN = sconv.Capabilities(
     window_layouts=DenseBackend.window_layouts, graph_capture=True, trees=True, rollback=True

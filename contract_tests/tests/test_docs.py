@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from sconv_contract.behaviour.rules import BEHAVIOUR
 from sconv_contract.expected import read_expectations
 from sconv_contract.report import FORMATS

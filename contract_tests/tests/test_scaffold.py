@@ -10,10 +10,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from sconv_contract.behaviour.rules import BEHAVIOUR
-from sconv_contract.rules import RULES
 
 from sconv.cli import main
+from sconv_contract.behaviour.rules import BEHAVIOUR
+from sconv_contract.rules import RULES
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 
 import pytest
+
+from sconv.hookspecs import StepSpec
 from sconv_contract.contract import DISCOVERY, IN_GRAPH, STEP, tensor_fields
 from sconv_contract.scopes import live
 from sconv_contract.source import SourceError, decode, parse, walk
-
-from sconv.hookspecs import StepSpec
 
 
 def test_a_link_that_leads_back_ends(tmp_path):

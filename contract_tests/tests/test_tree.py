@@ -6,6 +6,7 @@ import resource
 import time
 
 import pytest
+
 from sconv_contract.findings import State
 from sconv_contract.target import TargetError
 from sconv_contract.tree import scan_tree

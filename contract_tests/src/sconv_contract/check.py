@@ -24,7 +24,7 @@ from .rules.factory import factory_classes, layouts
 from .rules.imports import imports
 from .rules.reading import stray_marks, unreadable_file
 from .rules.rule import Where
-from .rules.wiring import UNVERIFIABLE, check_class, marks_hooks
+from .rules.wiring import UNVERIFIABLE, check_class
 from .scopes import blocks
 from .shapes import Shape, shape_of
 from .source import walk
@@ -78,6 +78,10 @@ def check(
     found = [_relative(one, target.base) for one in run.findings() if one.rule in rules]
     # The same breach may be reached in several ways.
     findings = sorted(dict.fromkeys(found))
+    if not run.subjects and not findings and not target.declares:
+        raise TargetError(
+            f"{target.name} has no class with a hook of sconv, so that there is nothing to check"
+        )
     stale: list[str] = []
     if expectations is not None:
         findings, stale = expectations.apply(findings, rules)
@@ -125,7 +129,9 @@ class _Check:
                     recorded |= description.capabilities.get("graph_capture") is not False
         if not self.target.entry_points:
             yield from self._undeclared()
-            whole, recorded = list(self._leaves()), True
+            whole, recorded = list(self._leaves(STEP)), True
+            for ref in self._leaves(DISCOVERY):
+                yield from self._class(ref, DISCOVERY, whole=True)
         elif not recorded and whole:
             why = "it declares graph_capture=False, so nothing records its hooks"
             self.not_asked |= dict.fromkeys(GRAPH_RULES, why)
@@ -143,7 +149,9 @@ class _Check:
 
     def _read_all(self) -> None:
         for package in self.target.packages:
-            root = package.parent
+            root = next(
+                (one for one in self.target.roots if package.is_relative_to(one)), package.parent
+            )
             for path in walk(package):
                 if path.suffix != ".py":
                     continue
@@ -236,8 +244,8 @@ class _Check:
         for source in self.sources:
             yield from _classes(source.tree.body, Place(source))
 
-    def _leaves(self) -> Iterable[ClassRef]:
-        """Classes with step hooks that no other class here builds on."""
+    def _leaves(self, known: Mapping[str, Hook]) -> Iterable[ClassRef]:
+        """Classes with some of these hooks that no other class here builds on."""
         every = list(self._all_classes())
         bases = {
             base.node for ref in every for classes in self.project.bases(ref)[0] for base in classes
@@ -247,7 +255,7 @@ class _Check:
                 continue
             methods = members(self.project, self.project.mro(ref)[0][0])
             hooks = {one.hook for each in methods.values() for one in each if one.marked}
-            if marks_hooks(methods) and hooks & STEP.keys():
+            if hooks & known.keys():
                 yield ref
 
 

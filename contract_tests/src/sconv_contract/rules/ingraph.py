@@ -43,7 +43,7 @@ BRANCH: Final = Rule(
     "No in-graph hook decides in Python by the value of a tensor.",
     "bool(tensor), int(tensor), if, while, assert and slice bounds sync; the branch taken at"
     " capture is replayed for ever.",
-    "if forward_batch.seq_lens.max() > 0: ...",
+    "if forward_batch.seq_lens.max() > 0:\n    ...",
     "Select on the device with torch.where, or decide in the out-of-graph hook.",
 )
 OUTPUT: Final = Rule(

@@ -94,7 +94,7 @@ HIDDEN: Final = Rule(
     "A decorator around an implementation passes on what it is given.",
     "A wrapper that takes other parameters than the method fails when the hook is called, or hides"
     " the method's own.",
-    "def traced(function):\n    @functools.wraps(function)\n    def wrapper(self, max_bs): ...\n"
+    "def traced(function):\n    @functools.wraps(function)\n    def wrapper(self, max_bs): ...\n\n"
     "    return wrapper",
     "Let the wrapper take (*args, **kwargs) and use functools.wraps.",
 )
