@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 import sconv
+from sconv.spec import WindowLayout
 
 from . import inkling, lfm2
 from .binding import Binding
@@ -36,6 +37,7 @@ def attach(
     *,
     max_requests: int = 16,
     max_rollback: int = 32,
+    window_layout: WindowLayout = "auto",
 ) -> Attachment:
     """Make a model keep its convolution state in an sconv pool. ``model.generate`` works as before.
 
@@ -50,6 +52,7 @@ def attach(
         max_rollback: Most tokens that assisted decoding takes back at once, so at least its number
             of draft tokens; 0 refuses assisted decoding. What a verify step keeps takes memory in
             proportion to ``max_requests * max_rollback``.
+        window_layout: How it is kept, see ``sconv.StateSpec``; ``"auto"`` leaves it to the backend.
 
     Raises:
         TypeError: The model is of no supported family.
@@ -79,6 +82,7 @@ def attach(
         dtype=model.dtype,
         max_requests=max_requests,
         max_rollback=max_rollback,
+        window_layout=window_layout,
     )
     # Under inference mode the pool could not be written outside of it later.
     with torch.inference_mode(False):

@@ -81,6 +81,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--seed", type=int, default=0, metavar="N", help="seed of --sample, default 0"
     )
     parser.add_argument("--backend", default="auto", metavar="NAME", help="see `sconv backends`")
+    parser.add_argument(
+        "--window-layout",
+        choices=("auto", "dense", "dedup", "inputs"),
+        default="auto",
+        help="how drafts are kept until they are accepted; auto: the backend's choice",
+    )
     parser.add_argument("--device", metavar="DEVICE", help="default: the backend's")
     parser.add_argument(
         "--dtype",
@@ -120,7 +126,7 @@ def _run(options: argparse.Namespace) -> Report:
     if drafts and len(prompts) > 1 and not options.json:
         sys.stderr.write("drafts are made for one sequence at a time: the prompts run one by one\n")
     with status("preparing the backend"):
-        attachment = _attach(session, options.backend, rows=len(batches[0]), rollback=drafts)
+        attachment = _attach(session, options, rows=len(batches[0]), rollback=drafts)
     generation = _generate(session, batches, options, drafts, stream=not options.json)
     attachment.detach()
     stock = None
@@ -163,10 +169,18 @@ def _dtype(name: str) -> torch.dtype | None:
     return dtype
 
 
-def _attach(session: Session, backend: str, *, rows: int, rollback: int) -> Attachment:
+def _attach(
+    session: Session, options: argparse.Namespace, *, rows: int, rollback: int
+) -> Attachment:
     from .attachment import attach
 
-    return attach(session.model, backend, max_requests=rows, max_rollback=rollback)
+    return attach(
+        session.model,
+        options.backend,
+        max_requests=rows,
+        max_rollback=rollback,
+        window_layout=options.window_layout,
+    )
 
 
 def _generate(

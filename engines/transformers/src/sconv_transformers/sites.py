@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from sconv import StateSpec, Stream
+from sconv.spec import WindowLayout
 
 __all__ = ["ConvSite", "Family", "state_spec"]
 
@@ -70,6 +71,7 @@ def state_spec(
     dtype: torch.dtype,
     max_requests: int,
     max_rollback: int,
+    window_layout: WindowLayout,
 ) -> StateSpec:
     """Return the spec of a pool for these convolutions, with a slot per row."""
     layers = [
@@ -86,4 +88,5 @@ def state_spec(
         window_axis=family.window_axis,
         # A verify step holds what may be taken back and the token that is always kept.
         max_draft_tokens=max_rollback + 1,
+        window_layout=window_layout,
     )
