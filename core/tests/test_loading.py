@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 import torch
 
@@ -135,3 +137,30 @@ def test_an_adopted_pool_of_another_spec_is_refused(installed, monkeypatch):
     assert sconv.load_backend(spec=_spec(), pool=pool).pool is pool
     with pytest.raises(sconv.SpecError, match="another StateSpec"):
         sconv.load_backend(spec=_spec(max_requests=5), pool=pool)
+
+
+def test_importing_the_factory_may_be_what_makes_torch_know_the_device(installed, monkeypatch):
+    installed("acme", "acme")
+    known = []
+
+    def device(name):
+        if name == "acme" and not known:
+            raise RuntimeError("Expected one of cpu, cuda\nmore")
+        return types.SimpleNamespace(type="acme")
+
+    def resolve(info):
+        known.append(info.name)
+        return _dense
+
+    monkeypatch.setattr(sconv.loading, "torch", types.SimpleNamespace(device=device))
+    monkeypatch.setattr(sconv.loading, "resolve_factory", resolve)
+    assert sconv.load_backend(spec=_spec()).info.name == "acme"
+
+
+def test_a_device_that_torch_does_not_know_is_named(installed, monkeypatch):
+    installed("acme", "acme")
+    _serve(monkeypatch, pytest.fail)
+    with pytest.raises(sconv.SpecError, match=r"'acme'.*torch has no such device"):
+        sconv.load_backend(spec=_spec())
+    with pytest.raises(sconv.BackendNotFoundError, match="serves 'zzz' devices"):
+        sconv.load_backend(spec=_spec(), device="zzz")

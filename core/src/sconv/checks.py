@@ -54,6 +54,10 @@ def check_batch(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool, max_r
             f"the batch has {rows} rows, this backend takes {max_rows}: raise max_requests of the "
             "StateSpec, or max_bs of init_graph_state for padded batches"
         )
+    if batch.num_tokens is not None and (
+        isinstance(batch.num_tokens, bool) or not isinstance(batch.num_tokens, int)
+    ):
+        raise BatchError(f"num_tokens={batch.num_tokens!r}: expected an int")
     device = pool.device
     for name in (
         "req_pool_indices",
@@ -256,6 +260,14 @@ def _check_values(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool) -> 
         ):
             if value is not None:
                 _check_range(name, value, -1, ids - 1)
+    for name, value in (
+        ("seq_lens", batch.seq_lens),
+        ("extend_prefix_lens", batch.extend_prefix_lens),
+    ):
+        if value is not None:
+            _check_range(name, value, 0, None)
+    if batch.parents is not None:
+        _check_parents(batch.parents)
     if batch.extend_seq_lens is not None:
         _check_range("extend_seq_lens", batch.extend_seq_lens, 0, None)
         total = int(batch.extend_seq_lens.sum())
@@ -266,6 +278,17 @@ def _check_values(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool) -> 
             )
     if strict():
         _check_strict(batch, pool)
+
+
+def _check_parents(parents: Tensor) -> None:
+    node = torch.arange(parents.shape[1], device=parents.device)
+    wrong = (parents < -1) | (parents >= node)
+    if bool(wrong.any()):
+        row, column = wrong.nonzero()[0].tolist()
+        raise BatchError(
+            f"parents holds {int(parents[row, column])} for node {column} of row {row}: expected "
+            "an earlier node of the row, or -1 for a root"
+        )
 
 
 def _check_range(name: str, value: Tensor, low: int, high: int | None) -> None:

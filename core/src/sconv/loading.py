@@ -42,17 +42,21 @@ def load_backend(
             than it declares; the message says what to change.
         SpecError: It does not support the spec.
     """
-    wanted = None if device is None else torch.device(device)
-    info = select(name, device_type=None if wanted is None else wanted.type)
-    where = torch.device(info.device_type) if wanted is None else wanted
-    if where.type != info.device_type:
+    wanted = None if device is None else _device_type(device)
+    info = select(name, device_type=wanted)
+    if wanted not in (None, info.device_type):
         raise SpecError(
-            f"backend {info.name!r} serves {info.device_type!r} devices, not {str(where)!r}"
+            f"backend {info.name!r} serves {info.device_type!r} devices, not {str(device)!r}"
         )
     layout = check_spec(info, spec)
     if pool is not None:
         layout = _check_pool(info, spec, pool, layout)
+    # Before the device is named: importing a vendor's module may be what makes torch know it.
     factory = resolve_factory(info)
+    try:
+        where = torch.device(info.device_type if device is None else device)
+    except RuntimeError as exc:
+        raise SpecError(f"{info}: torch has no such device: {one_line_error(exc)}") from exc
     try:
         implementation = factory(spec=spec, device=where, pool=pool)
     except SconvError:
@@ -70,6 +74,10 @@ def load_backend(
         hooks=hooks,
         observers=Observers(manager),
     )
+
+
+def _device_type(device: torch.device | str) -> str:
+    return device.type if isinstance(device, torch.device) else device.partition(":")[0]
 
 
 def check_spec(info: BackendInfo, spec: StateSpec) -> str:

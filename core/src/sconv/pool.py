@@ -215,13 +215,13 @@ class ConvStatePool:
             ids.masked_fill_(ids == null, -1)
         translate = self.virtual_to_physical
         if translate is not None:
-            # -1 is masked, not looked up: a table need not end in a sentinel for it.
-            known = ids.clamp(min=0)
+            # What is not in the table is masked, not looked up: no sentinel at its end is needed.
             if isinstance(translate, Tensor):
+                known = ids.clamp(0, translate.shape[0] - 1)
                 physical = translate.index_select(0, known)
+                ids.copy_(torch.where(known == ids, physical, -1))
             else:
-                physical = translate(known)
-            ids.copy_(torch.where(ids < 0, -1, physical))
+                ids.copy_(torch.where(ids < 0, -1, translate(ids.clamp(min=0))))
         return ids.clamp_(min=-1)
 
     def alloc(self, n: int) -> Tensor:

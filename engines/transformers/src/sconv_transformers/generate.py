@@ -149,10 +149,13 @@ def _device(options: argparse.Namespace) -> torch.device:
     """Return where to run; the backend's name is checked before a model is loaded for it."""
     import torch
 
-    from sconv.discovery import choose
+    from sconv.discovery import choose, resolve_factory
 
     if options.device is None:
-        return torch.device(choose(options.backend)[0].device_type)
+        chosen = choose(options.backend)[0]
+        # A vendor's module may be what makes torch know its device.
+        resolve_factory(chosen)
+        return torch.device(chosen.device_type)
     try:
         device = torch.empty(0, device=options.device).device
     except (RuntimeError, AssertionError) as exc:
