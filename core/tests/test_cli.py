@@ -271,7 +271,13 @@ def test_a_broken_pipe_is_quiet(alone, body):
 def test_an_interrupt_ends_with_130(alone):
     alone.module(
         "gen",
-        "import signal\ndef main(argv):\n    print('ready', flush=True)\n    signal.pause()",
+        "import signal\n"
+        "def main(argv):\n"
+        # A job in the background of a shell inherits an ignored interrupt.
+        "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "    signal.alarm(60)\n"
+        "    print('ready', flush=True)\n"
+        "    signal.pause()",
     )
     alone.distribution("sconv-extra", commands={"measure": "gen:main"})
     with _started(alone, "measure") as process:
