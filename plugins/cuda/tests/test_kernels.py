@@ -276,7 +276,7 @@ def test_adopted_dense_windows_are_used_as_they_are(load: Load, device: torch.de
     pool = sconv.ConvStatePool.adopt(spec, [state], windows=[kept])
     backend = load(spec, pool)
     slots = torch.tensor([2, -1], device=device)
-    batch = ForwardBatch.target_verify(slots=slots, seq_lens=slots, draft_token_num=2)
+    batch = ForwardBatch.target_verify(slots=slots, draft_token_num=2)
     backend.init_forward_metadata(batch)
     x = torch.randn(4, 8, device=device)
     weight = torch.randn(8, 4, device=device)
