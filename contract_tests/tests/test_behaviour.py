@@ -227,6 +227,13 @@ class WarmsUpOnLiveState(DenseBackend):
         self.pool.layers[0].zero_()
 
 
+class LetsRowsShareASlot(DenseBackend):
+    def _plan(self, batch):
+        with pytest.MonkeyPatch.context() as environment:
+            environment.delenv("SCONV_CHECK", raising=False)
+            return super()._plan(batch)
+
+
 class AsksTheDevice(DenseBackend):
     def _fill(self, meta, batch, buffers):
         super()._fill(meta, batch, buffers)
@@ -303,6 +310,7 @@ FAULTS = {
     "SCV429": KeepsItsMetadata,
     "SCV430": SnapshotsTheEnd,
     "SCV431": WarmsUpOnLiveState,
+    "SCV432": LetsRowsShareASlot,
     "SCV441": AsksTheDevice,
     "SCV442": AllocatesEachStep,
     "SCV443": BakesSlotsIn,

@@ -1,12 +1,10 @@
-"""Argument checks, the same for every backend.
+"""Argument checks, the same for every backend: shapes, dtypes, devices, and what goes with what.
 
-Shapes, dtypes and devices are host facts and are always checked. Values are checked where reading
-them costs no sync, so on the CPU, and elsewhere when ``SCONV_CHECK=1``.
+These are host facts and are always checked; values are :mod:`sconv.value_checks`'s.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
 import torch
@@ -17,28 +15,13 @@ from .errors import BatchError, GraphBufferError, MetadataError
 from .metadata import ShortConvMetadata
 from .pool import ConvStatePool
 from .spec import StateSpec
+from .value_checks import check_values, checks_values
 
-__all__ = [
-    "check_batch",
-    "check_commit",
-    "check_conv",
-    "check_request_rows",
-    "checks_values",
-]
+__all__ = ["check_batch", "check_commit", "check_conv"]
 
 _INDEX: Final = (torch.int32, torch.int64)
 _FLOAT: Final = (torch.bfloat16, torch.float16, torch.float32)
 _ACTIVATIONS: Final = (None, "silu", "swish")
-
-
-def checks_values(device: torch.device) -> bool:
-    """Whether values on this device are checked."""
-    return device.type == "cpu" or strict()
-
-
-def strict() -> bool:
-    """Whether ``SCONV_CHECK=1``: also check what costs a sync, and batches that are undefined."""
-    return os.environ.get("SCONV_CHECK", "0") not in ("", "0")
 
 
 def check_batch(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool, max_rows: int) -> None:
@@ -81,7 +64,7 @@ def check_batch(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool, max_r
     if batch.forward_mode is ForwardMode.TARGET_VERIFY:
         _check_verify(batch, per_row, spec, pool)
     if checks_values(device):
-        _check_values(batch, spec, pool)
+        check_values(batch, spec, pool)
 
 
 def check_commit(
@@ -143,23 +126,6 @@ def check_conv(
     """
     part = spec.stream_slice(layer_id, stream)
     dim, kernel_size = part.dim, spec.kernel_size
-    # One expression for what is right, since it runs in every convolution of every step.
-    if (
-        meta.forward_mode is batch.forward_mode
-        and meta.batch_size == batch.batch_size
-        and x.shape == (meta.num_tokens, dim)
-        and (x.stride(1) == 1 or dim == 1 or meta.num_tokens == 0)
-        and (weight.shape == (dim, kernel_size) or weight.shape == (dim, 1, kernel_size))
-        and (bias is None or bias.shape == (dim,))
-        and activation in _ACTIVATIONS
-        and x.dtype in _FLOAT
-        and weight.dtype in _FLOAT
-        and (bias is None or bias.dtype in _FLOAT)
-        and x.device == device
-        and weight.device == device
-        and (bias is None or bias.device == device)
-    ):
-        return
     if meta.forward_mode is not batch.forward_mode or meta.batch_size != batch.batch_size:
         raise MetadataError(
             f"the prepared step is {meta.forward_mode.value} with {meta.batch_size} rows, this "
@@ -176,7 +142,7 @@ def check_conv(
             f"x has strides {list(x.stride())}: its channels must be contiguous (stride 1); rows "
             "may be strided, for example a slice of a wider projection"
         )
-    if weight.shape not in ((dim, kernel_size), (dim, 1, kernel_size)):
+    if weight.shape != (dim, kernel_size) and weight.shape != (dim, 1, kernel_size):
         raise BatchError(
             f"weight has shape {list(weight.shape)}: expected [D, K] or [D, 1, K] with D={dim}, "
             f"K={kernel_size}"
@@ -185,22 +151,17 @@ def check_conv(
         raise BatchError(f"bias has shape {list(bias.shape)}: expected [{dim}]")
     if activation not in _ACTIVATIONS:
         raise BatchError(f"activation={activation!r}: expected None, 'silu' or 'swish'")
-    for name, tensor in (("x", x), ("weight", weight), ("bias", bias)):
-        if tensor is None:
-            continue
-        if tensor.dtype not in _FLOAT:
-            raise BatchError(f"{name} is {tensor.dtype}: expected bfloat16, float16 or float32")
-        if tensor.device != device:
-            raise BatchError(f"{name} is on {tensor.device}, the state is on {device}")
+    _check_tensor("x", x, device)
+    _check_tensor("weight", weight, device)
+    if bias is not None:
+        _check_tensor("bias", bias, device)
 
 
-def check_request_rows(rows: Tensor, spec: StateSpec) -> None:
-    """Check the values of request rows. Reads them on the host.
-
-    Raises:
-        BatchError: One is out of range.
-    """
-    _check_range("req_pool_indices", rows, 0, spec.max_requests)
+def _check_tensor(name: str, tensor: Tensor, device: torch.device) -> None:
+    if tensor.dtype not in _FLOAT:
+        raise BatchError(f"{name} is {tensor.dtype}: expected bfloat16, float16 or float32")
+    if tensor.device != device:
+        raise BatchError(f"{name} is on {tensor.device}, the state is on {device}")
 
 
 def _check_vector(
@@ -243,81 +204,4 @@ def _check_verify(batch: ForwardBatch, per_row: int, spec: StateSpec, pool: Conv
     if rows > pool.windows.rows:
         raise GraphBufferError(
             "the verify windows are too few", have={"rows": pool.windows.rows}, need={"rows": rows}
-        )
-
-
-def _check_values(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool) -> None:
-    if batch.batch_size == 0:
-        return
-    if batch.req_pool_indices is not None:
-        check_request_rows(batch.req_pool_indices, spec)
-    if not pool.translates_on_host:
-        table = pool.virtual_to_physical
-        ids = table.shape[0] if isinstance(table, Tensor) else pool.num_rows
-        for name, value in (
-            ("slots", batch.slots),
-            ("mamba_track_indices", batch.mamba_track_indices),
-        ):
-            if value is not None:
-                _check_range(name, value, -1, ids - 1)
-    for name, value in (
-        ("seq_lens", batch.seq_lens),
-        ("extend_prefix_lens", batch.extend_prefix_lens),
-    ):
-        if value is not None:
-            _check_range(name, value, 0, None)
-    if batch.parents is not None:
-        _check_parents(batch.parents)
-    if batch.extend_seq_lens is not None:
-        _check_range("extend_seq_lens", batch.extend_seq_lens, 0, None)
-        total = int(batch.extend_seq_lens.sum())
-        # A padded bucket has tokens past the last row, so more is fine and fewer is not.
-        if batch.num_tokens is not None and batch.num_tokens < total:
-            raise BatchError(
-                f"num_tokens={batch.num_tokens}, but extend_seq_lens add up to {total}"
-            )
-    if strict():
-        _check_strict(batch, pool)
-
-
-def _check_parents(parents: Tensor) -> None:
-    node = torch.arange(parents.shape[1], device=parents.device)
-    wrong = (parents < -1) | (parents >= node)
-    if bool(wrong.any()):
-        row, column = wrong.nonzero()[0].tolist()
-        raise BatchError(
-            f"parents holds {int(parents[row, column])} for node {column} of row {row}: expected "
-            "an earlier node of the row, or -1 for a root"
-        )
-
-
-def _check_range(name: str, value: Tensor, low: int, high: int | None) -> None:
-    least, most = (int(bound) for bound in value.aminmax())
-    if least < low or (high is not None and most > high):
-        wrong = least if least < low else most
-        raise BatchError(
-            f"{name} holds {wrong}: expected {low} to {high}"
-            if high is not None
-            else f"{name} holds {wrong}: expected {low} or more"
-        )
-
-
-def _check_strict(batch: ForwardBatch, pool: ConvStatePool) -> None:
-    if batch.num_accept_tokens is not None:
-        most = int(batch.num_accept_tokens.max())
-        if most > (batch.tokens_per_row or 0):
-            raise BatchError(
-                f"num_accept_tokens holds {most}: a row has {batch.tokens_per_row} tokens"
-            )
-    if pool.translates_on_host or batch.forward_mode is ForwardMode.IDLE:
-        return
-    if batch.slots is not None:
-        slots = batch.slots.clone()
-    else:
-        assert batch.req_pool_indices is not None
-        slots = pool.req_to_slot.index_select(0, batch.req_pool_indices)
-    live = sorted(int(slot) for slot in pool.translate_(slots).tolist() if slot > 0)
-    if len(set(live)) != len(live):
-        raise BatchError(
-            f"two rows of the batch have one slot: {live}. Only the dummy slot 0 may be shared"
         )

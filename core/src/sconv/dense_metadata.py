@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from .batch import ForwardBatch, ForwardMode
-from .checks import check_request_rows
 from .metadata import MetadataBuffers, ShortConvMetadata
 from .pool import ConvStatePool
 from .tracking import crossing_steps
 from .tree import ancestor_taps, parents_from_links
+from .value_checks import check_request_rows
 
 __all__ = ["fill_metadata", "lookup_slots"]
 

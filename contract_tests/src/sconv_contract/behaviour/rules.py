@@ -160,6 +160,13 @@ BEHAVIOUR: Final = _table(
         "Compile on scratch memory, or on slot -1.",
     ),
     (
+        "SCV432",
+        "shared slots",
+        "With SCONV_CHECK=1, two rows of one batch with one live slot are refused before anything"
+        " changes (ruling 9).",
+        "Let BackendBase plan the step, or call sconv.checks.check_batch first.",
+    ),
+    (
         "SCV441",
         "no host sync",
         "The in-graph hooks hand no device value to the host, in any mode.",
