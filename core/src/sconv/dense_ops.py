@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-__all__ = ["convolve", "convolve_step", "gather_windows", "select_nodes"]
+__all__ = ["convolve", "convolve_step", "gather_windows", "node_places", "select_nodes"]
 
 #: Input elements of a block: its float32 temporaries stay in a core's second-level cache.
 _BLOCK: Final = 1 << 17
@@ -51,7 +51,7 @@ def convolve(
         target = out.narrow(axis, start, count)
         length = target.shape[1]
         taps = [block[:, j : j + length] for j in range(len(columns))]
-        _sum_taps(taps, columns, bias, activation, residual, target)
+        _round_sum(taps, columns, bias, activation, residual, target)
 
 
 def convolve_step(
@@ -80,7 +80,7 @@ def convolve_step(
     step = max(1, _BLOCK * size // max(1, old.numel()))
     if step >= size:
         taps = [*old.to(torch.float32).unbind(1), x.to(torch.float32)]
-        _sum_taps(taps, columns, bias, activation, residual, out)
+        _round_sum(taps, columns, bias, activation, residual, out)
         return
     for start in range(0, size, step):
         count = min(step, size - start)
@@ -88,7 +88,7 @@ def convolve_step(
             *old.narrow(0, start, count).to(torch.float32).unbind(1),
             x.narrow(0, start, count).to(torch.float32),
         ]
-        _sum_taps(taps, columns, bias, activation, residual, out.narrow(0, start, count))
+        _round_sum(taps, columns, bias, activation, residual, out.narrow(0, start, count))
 
 
 def _columns(weight: Tensor) -> tuple[Tensor, ...]:
@@ -100,16 +100,29 @@ def _columns(weight: Tensor) -> tuple[Tensor, ...]:
     return columns.copy_(weight.t()[:, :, None]).squeeze(2).unbind(0)
 
 
-def _sum_taps(
+def sum_taps(
     taps: Sequence[Tensor],
     columns: Sequence[Tensor],
+    *,
     bias: Tensor | None,
     activation: str | None,
     residual: bool,
-    out: Tensor,
-) -> None:
-    direct = out if out.dtype is torch.float32 else None
-    acc = torch.mul(taps[0], columns[0], out=direct)
+    out: Tensor | None = None,
+) -> Tensor:
+    """``act(bias + sum_j taps[j] * columns[j]) (+ taps[-1])`` in float32, not yet rounded. In graph.
+
+    The one place where the order of the additions is written down; what else convolves must give
+    the same bits.
+
+    Args:
+        taps: K float32 tensors of one shape ``[..., D]``, the oldest input first.
+        columns: K float32 tensors ``[D]``.
+        bias: ``[D]`` or None.
+        activation: None, ``"silu"`` or ``"swish"``.
+        residual: Add the newest input after the activation.
+        out: Where to sum, float32; None for a new tensor.
+    """
+    acc = torch.mul(taps[0], columns[0], out=out)
     for tap, column in zip(taps[1:], columns[1:], strict=True):
         acc.addcmul_(tap, column)
     if bias is not None:
@@ -120,6 +133,21 @@ def _sum_taps(
         acc.div_(acc.neg().exp_().add_(1))
     if residual:
         acc += taps[-1]
+    return acc
+
+
+def _round_sum(
+    taps: Sequence[Tensor],
+    columns: Sequence[Tensor],
+    bias: Tensor | None,
+    activation: str | None,
+    residual: bool,
+    out: Tensor,
+) -> None:
+    direct = out if out.dtype is torch.float32 else None
+    acc = sum_taps(
+        taps, columns, bias=bias, activation=activation, residual=residual, out=direct
+    )
     if direct is None:
         out.copy_(acc)
 
@@ -143,6 +171,24 @@ def gather_windows(source: Tensor, old: Tensor, x: Tensor) -> Tensor:
 
 
 def select_nodes(inputs: Tensor, index: Tensor) -> Tensor:
-    """Pick positions per row: ``[B, n, D]`` by ``[B, ...]`` int64 -> ``[B, ..., D]``. In graph."""
-    flat = index.flatten(1)[:, :, None].expand(-1, -1, inputs.shape[2])
-    return inputs.gather(1, flat).view(*index.shape, inputs.shape[2])
+    """Pick positions per row: ``[B, n, D]`` by ``[B, ...]`` int64 -> ``[B, ..., D]``. In graph.
+
+    As one lookup of whole positions in ``[B * n, D]``: a gather along the middle axis needs an
+    index per channel, and takes several times as long.
+    """
+    _, length, dim = inputs.shape
+    flat = node_places(index.flatten(1), length).view(-1)
+    return inputs.reshape(-1, dim).index_select(0, flat).view(*index.shape, dim)
+
+
+def node_places(index: Tensor, length: int) -> Tensor:
+    """Number a position within each row across all rows, ``length`` in each. In graph.
+
+    For a lookup in a tensor whose first two axes, rows and positions, are made one.
+
+    Args:
+        index: ``[B, ...]`` int64 positions.
+        length: Positions of a row, at least 1.
+    """
+    base = torch.arange(0, index.shape[0] * length, length, device=index.device)
+    return index + base.view(-1, *[1] * (index.dim() - 1))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
+from ..dense_ops import select_nodes
 from ..spec import StateSpec, WindowLayout
 from .dense import VerifyWindows
 
@@ -71,3 +73,12 @@ class DedupWindows(VerifyWindows):
         assert taps is None, "a tree in dedup windows"
         columns = inputs[:, 1:]
         self.stream(layer_id, stream)[: columns.shape[0], : columns.shape[1]].copy_(columns)
+
+    def window_after(self, layer_id: int, steps: Tensor, state: Tensor, *, tree: bool) -> Tensor:
+        """See :meth:`VerifyWindows.window_after`."""
+        layer = self.layers[layer_id][: steps.shape[0]]
+        column = torch.arange(self._spec.window_size, device=steps.device)
+        source = steps[:, None] + column  # [B, K-1]
+        if self._spec.window_axis == "time":
+            return select_nodes(layer, source)
+        return select_nodes(layer.transpose(1, 2), source).transpose(1, 2)

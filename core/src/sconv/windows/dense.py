@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..dense_ops import select_nodes
+from ..dense_ops import node_places, select_nodes
 from ..errors import GraphBufferError, SpecError
 from ..spec import StateSpec, WindowLayout
 
@@ -185,8 +185,8 @@ class VerifyWindows:
         Returns:
             A new tensor like ``state``.
         """
-        row = torch.arange(steps.shape[0], device=steps.device)
-        return self.view(layer_id)[row, steps]
+        layer = self.layers[layer_id]
+        return layer.flatten(0, 1).index_select(0, node_places(steps, layer.shape[1]))
 
     def _channels(self, layer: Tensor, layer_id: int, stream: str) -> Tensor:
         """Narrow a view with D last to one stream."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..dense_ops import select_nodes
+from ..dense_ops import node_places, select_nodes
 from ..spec import StateSpec, WindowLayout
 from .dense import VerifyWindows
 
@@ -76,8 +76,8 @@ class InputWindows(VerifyWindows):
         rows, time = steps.shape[0], self._spec.window_axis == "time"
         if tree:
             assert self.paths is not None
-            row = torch.arange(rows, device=steps.device)
-            path = self.paths[row, steps].to(torch.int64)  # [B, K-1]
+            place = node_places(steps, self.paths.shape[1])
+            path = self.paths.flatten(0, 1).index_select(0, place).to(torch.int64)  # [B, K-1]
         else:
             column = torch.arange(1, self._spec.kernel_size, device=steps.device)
             path = steps[:, None] + column
