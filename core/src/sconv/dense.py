@@ -24,7 +24,7 @@ from .pool import ConvStatePool
 from .spec import StateSpec
 from .state_rows import StateRows
 
-__all__ = ["DenseBackend", "Taps"]
+__all__ = ["DenseBackend", "Gathers", "Taps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Taps:
 
 
 @dataclass(frozen=True, slots=True)
-class _Gathers:
+class Gathers:
     """Indexes that all convolutions of a step share.
 
     Attributes:
@@ -46,7 +46,8 @@ class _Gathers:
             ``ShortConvMetadata.track_conv_indices``.
         head: ``[B, K-1]`` int64, the first tokens of each row: the only ones that read its window.
             In range also where the row is shorter. None where all rows are equally long.
-        head_target: ``[B * (K-1)]`` int64, their output rows; T where the row is shorter.
+        head_target: ``[B * (K-1)]`` int64, their output rows; T where the row is shorter, or a
+            later row of its own where a device does not order two writes to one place.
     """
 
     window: Tensor
@@ -69,10 +70,10 @@ class DenseBackend(BackendBase):
     ) -> None:
         """Build the state, unless an adopted pool brings it."""
         super().__init__(spec=spec, device=device, pool=pool)
-        self._gathers: _Gathers | None = None
+        self._gathers: Gathers | None = None
         self._gathers_of: ShortConvMetadata | None = None
-        self._static: _Gathers | None = None
-        self._static_step: _Gathers | None = None
+        self._static: Gathers | None = None
+        self._static_step: Gathers | None = None
         self._static_of: ShortConvMetadata | None = None
         self._rows: dict[tuple[int, str], StateRows] = {}
         self._verify_by_slots = False
@@ -85,7 +86,7 @@ class DenseBackend(BackendBase):
         if self._static is None:
             size = self.spec.window_size
             with torch.inference_mode(False):
-                self._static = _Gathers(
+                self._static = Gathers(
                     *(
                         torch.empty(shape, dtype=torch.int64, device=self.device)
                         for shape in ((max_bs, size), (max_bs, size), (max_bs * size,))
@@ -125,7 +126,7 @@ class DenseBackend(BackendBase):
             assert static.head_target is not None
             head = static.head[:rows].copy_(fresh.head)
             head_target = static.head_target[: rows * size].copy_(fresh.head_target)
-        self._static_step = _Gathers(static.window[:rows], head, head_target)
+        self._static_step = Gathers(static.window[:rows], head, head_target)
         self._static_of = meta
 
     def _state(self, layer_id: int, stream: str) -> StateRows:
@@ -137,7 +138,7 @@ class DenseBackend(BackendBase):
             self._rows[layer_id, stream] = rows
         return rows
 
-    def _gathers_for(self, meta: ShortConvMetadata) -> _Gathers:
+    def _gathers_for(self, meta: ShortConvMetadata) -> Gathers:
         """Return the step's shared indexes; the first convolution of eager steps makes them."""
         if self._static_step is not None and self._static_of is meta:
             return self._static_step
@@ -145,7 +146,7 @@ class DenseBackend(BackendBase):
             self._gathers, self._gathers_of = self._plan_gathers(meta), meta
         return self._gathers
 
-    def _plan_gathers(self, meta: ShortConvMetadata) -> _Gathers:
+    def _plan_gathers(self, meta: ShortConvMetadata) -> Gathers:
         size = self.spec.window_size
         start = meta.cu[:-1, None]  # [B, 1]
         length = meta.cu[1:] - meta.cu[:-1]  # [B]
@@ -156,10 +157,10 @@ class DenseBackend(BackendBase):
         place = (kept - size)[:, None] + column  # [B, K-1], negative = old window
         window = torch.where(place >= 0, place + start, place)
         if not meta.forward_mode.is_ragged:
-            return _Gathers(window, None, None)
+            return Gathers(window, None, None)
         head = start + column
         target = torch.where(column < length[:, None], head, meta.num_tokens).view(-1)
-        return _Gathers(window, head.clamp(max=meta.num_tokens - 1), target)
+        return Gathers(window, head.clamp(max=meta.num_tokens - 1), target)
 
     @hookimpl
     def short_conv(
@@ -264,10 +265,15 @@ class DenseBackend(BackendBase):
         row shorter than K-1 has no place for.
         """
         tokens, size = x.shape[0], self.spec.window_size
-        storage = torch.empty((tokens + 1, x.shape[1]), dtype=x.dtype, device=x.device)
+        rows = tokens + self._spare_rows()
+        storage = torch.empty((rows, x.shape[1]), dtype=x.dtype, device=x.device)
         if tokens > size:
             self._convolve(x[None], taps, storage[None, size:tokens])
         return storage
+
+    def _spare_rows(self) -> int:
+        """Rows that a packed step's outputs have room for behind its tokens."""
+        return 1
 
     def _convolve(self, inputs: Tensor, taps: Taps, out: Tensor) -> None:
         """Convolve ``[N, n + K-1, D]`` into ``[N, n, D]``; a plugin may know a faster way."""
@@ -299,7 +305,8 @@ class DenseBackend(BackendBase):
 
     def _snapshot(self, state: StateRows, meta: ShortConvMetadata, windows: Tensor) -> None:
         target = meta.track_cache_indices.clamp(min=0)
-        due = (meta.track_cache_indices >= 0)[:, None, None]
+        # What a snapshot in the dummy would hold means nothing, and several could be due there.
+        due = (meta.track_cache_indices > 0)[:, None, None]
         state.write(target, torch.where(due, windows, state.read(target)))
 
     @hookimpl
