@@ -82,7 +82,8 @@ def fill_metadata(
 def _fill_lengths(meta: ShortConvMetadata, batch: ForwardBatch) -> None:
     rows = meta.batch_size
     if batch.extend_seq_lens is not None:
-        meta.cu[0] = 0
+        # Not an assignment, which would copy a number from the host on some devices.
+        meta.cu[:1].zero_()
         torch.cumsum(batch.extend_seq_lens, 0, dtype=torch.int64, out=meta.cu[1:])
     elif meta.tokens_per_row:
         step = meta.tokens_per_row
