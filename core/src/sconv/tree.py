@@ -50,13 +50,12 @@ def parents_from_links(next_token: Tensor, next_sibling: Tensor) -> Tensor:
 
 def _invert(links: Tensor) -> Tensor:
     """``[B, dtn]`` int64: the node whose link points here, -1 = none."""
-    rows, dtn = links.shape
-    links = links.to(torch.int64)
-    # Absent links land in one column more, which is cut off.
-    target = torch.where((links >= 0) & (links < dtn), links, dtn)
-    node = torch.arange(dtn, device=links.device).expand(rows, dtn)
-    source = torch.full((rows, dtn + 1), -1, dtype=torch.int64, device=links.device)
-    return source.scatter(1, target, node)[:, :dtn]
+    if links.shape[1] == 0:
+        return links.to(torch.int64)
+    node = torch.arange(links.shape[1], dtype=torch.int32, device=links.device)
+    # By comparison: writes of two nodes to one place, as stale links ask for, have no order.
+    points = links[:, :, None] == node  # [B, dtn, dtn]
+    return torch.where(points, node[:, None], -1).amax(1).to(torch.int64)
 
 
 def ancestor_taps(parents: Tensor, kernel_size: int, *, out: Tensor | None = None) -> Tensor:
