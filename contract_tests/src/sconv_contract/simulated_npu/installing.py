@@ -43,7 +43,6 @@ _LEFT_TO_TORCH: Final = frozenset(
         "_to_sparse",
         "_to_sparse.sparse_dim",
         "is_pinned",
-        "isnan",
         "resize_as_",
     }
 )

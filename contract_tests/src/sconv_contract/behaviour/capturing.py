@@ -1,0 +1,72 @@
+"""Captures a call as the device does: with its own graphs where it has them, recorded elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from sconv.testing.recording import record
+
+from ..simulated_npu.state import settings
+
+__all__ = ["capture", "has_graphs"]
+
+
+def has_graphs(device: torch.device) -> bool:
+    """Whether the device captures graphs itself, as ``torch.cuda`` and ``torch.npu`` do."""
+    return device.type != "cpu" and _graph_class(device) is not None
+
+
+def capture(device: torch.device, step: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+    """Capture a call; return a function that replays it, and its result.
+
+    On a device with graphs the call runs twice before, the second time with every wait for the
+    device refused where torch can tell (``set_sync_debug_mode``).
+    """
+    graph_class = _graph_class(device)
+    if device.type == "cpu" or graph_class is None:
+        recording = record(step)
+        return recording.replay, recording.result
+    module: Any = torch.get_device_module(device)
+    with module.stream(module.Stream(device)):
+        step()  # compilation may sync, a capture may not
+        with _no_sync(module):
+            step()
+    module.synchronize(device)
+    graph = graph_class()
+    with module.graph(graph), _watched(device):
+        result = step()
+    return graph.replay, result
+
+
+def _graph_class(device: torch.device) -> Any:
+    """Return ``torch.cuda.CUDAGraph``, ``torch.npu.NPUGraph`` and so on; None if there is none."""
+    return getattr(torch.get_device_module(device), f"{device.type.upper()}Graph", None)
+
+
+@contextmanager
+def _no_sync(module: Any) -> Iterator[None]:
+    if not hasattr(module, "set_sync_debug_mode"):
+        yield
+        return
+    before = module.get_sync_debug_mode() if hasattr(module, "get_sync_debug_mode") else "default"
+    module.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        module.set_sync_debug_mode(before)
+
+
+@contextmanager
+def _watched(device: torch.device) -> Iterator[None]:
+    """On the simulated device, refuse work on the host as well: no capture would see it."""
+    if device.type != "npu" or not settings.devices:
+        yield
+        return
+    from ..simulated_npu.audit import region
+
+    with region(in_graph=True):
+        yield
