@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from .batch import ForwardBatch
-from .checks import check_conv
+from .conv_checks import check_conv
 from .errors import BatchError
 from .metadata import ShortConvMetadata
 from .plugin import BackendInfo
 from .pool import ConvStatePool
 from .spec import StateSpec
+from .wording import kind_of
 
 if TYPE_CHECKING:
     from .observers import Observers
@@ -192,6 +193,7 @@ class Backend:
             weight,
             bias,
             activation,
+            residual=residual,
             layer_id=layer_id,
             stream=stream,
             spec=self.spec,
@@ -241,9 +243,17 @@ class Backend:
                     activation=activation,
                     residual=residual,
                 )
-        if biases is None:
-            biases = [None] * len(xs)
-        if not len(xs) == len(weights) == len(streams) == len(biases):
+        try:
+            if biases is None:
+                biases = [None] * len(xs)
+            matching = len(xs) == len(weights) == len(streams) == len(biases)
+        except TypeError:
+            raise BatchError(
+                f"short_conv_group: xs is {kind_of(xs)}, weights {kind_of(weights)}, streams "
+                f"{kind_of(streams)}, biases {kind_of(biases)}: expected sequences, one entry per "
+                "stream"
+            ) from None
+        if not matching:
             raise BatchError(
                 f"short_conv_group: {len(xs)} inputs, {len(weights)} weights, {len(streams)} "
                 f"streams, {len(biases)} biases: expected as many of each"
@@ -258,6 +268,7 @@ class Backend:
                 weight,
                 bias,
                 activation,
+                residual=residual,
                 layer_id=layer_id,
                 stream=stream,
                 spec=self.spec,
@@ -322,6 +333,20 @@ class Backend:
             raise TypeError(
                 "update_mamba_state_after_mtp_verify: req_pool_indices is missing; without it the "
                 "commit would go to whatever slots the last forward left behind"
+            )
+        for name, rows in (
+            ("last_correct_step_indices", last_correct_step_indices),
+            ("req_pool_indices", req_pool_indices),
+        ):
+            if not isinstance(rows, Tensor):
+                raise BatchError(
+                    f"{name} is {kind_of(rows)}: expected a tensor on {self.device}, one entry per "
+                    "row of the verify step"
+                )
+        if req_pool_indices.dim() != 1:
+            raise BatchError(
+                f"req_pool_indices has shape {list(req_pool_indices.shape)}: expected [B], one "
+                "entry per row of the verify step"
             )
         self._commit(
             last_correct_step_indices=last_correct_step_indices,

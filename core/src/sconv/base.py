@@ -11,14 +11,15 @@ from typing import ClassVar
 
 import torch
 
-from .batch import ForwardBatch, ForwardMode
+from .batch import ForwardBatch, ForwardMode, check_is_batch
 from .checks import check_batch
 from .dense_metadata import lookup_slots
-from .errors import GraphBufferError, MetadataError
+from .errors import BatchError, GraphBufferError, MetadataError
 from .hookspecs import hookimpl
 from .metadata import MetadataBuffers, ShortConvMetadata
 from .pool import ConvStatePool
 from .spec import StateSpec
+from .value_checks import check_physical, checks_values
 from .windows import choose_layout, make_windows
 
 __all__ = ["BackendBase"]
@@ -78,6 +79,9 @@ class BackendBase:
     @hookimpl
     def init_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """See :meth:`sconv.hookspecs.StepSpec.init_graph_state`."""
+        for name, size in (("max_bs", max_bs), ("max_num_tokens", max_num_tokens)):
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise BatchError(f"{name}={size!r}: expected an int")
         if self._buffers is not None:
             self._buffers.check(max_bs, max_num_tokens)
             return
@@ -144,6 +148,7 @@ class BackendBase:
 
     def _plan(self, batch: ForwardBatch) -> int:
         """Check the batch and return its packed tokens; a refused batch changes nothing."""
+        check_is_batch(batch)
         check_batch(batch, self.spec, self.pool, self.max_rows)
         if batch.num_tokens is not None:
             return batch.num_tokens
@@ -169,12 +174,16 @@ class BackendBase:
             return
         slots = buffers.host_slots[: batch.batch_size]
         lookup_slots(self.pool, batch.req_pool_indices, batch.slots, out=slots)
-        self.pool.translate_(slots)
+        translated = [self.pool.translate_(slots)]
         if batch.mamba_track_indices is not None:
             tracks = buffers.host_tracks[: batch.batch_size]
-            self.pool.translate_(tracks.copy_(batch.mamba_track_indices))
+            translated.append(self.pool.translate_(tracks.copy_(batch.mamba_track_indices)))
+        if batch.batch_size and checks_values(self.device):
+            for rows in translated:
+                check_physical("virtual_to_physical", rows, self.pool)
 
     def _static_buffers(self, batch: ForwardBatch) -> MetadataBuffers:
+        check_is_batch(batch)
         if self._buffers is None:
             raise GraphBufferError(
                 "no static buffers: call init_graph_state before the first capture",

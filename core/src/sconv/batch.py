@@ -8,12 +8,26 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Final
 
 from torch import Tensor
 
 from .errors import BatchError
+from .wording import kind_of
 
-__all__ = ["ForwardBatch", "ForwardMode"]
+__all__ = ["ForwardBatch", "ForwardMode", "check_is_batch"]
+
+#: What says of a step which rows it moves on, and by how much.
+_STEP_TENSORS: Final = (
+    "req_pool_indices",
+    "slots",
+    "extend_seq_lens",
+    "extend_prefix_lens",
+    "parents",
+    "next_token",
+    "next_sibling",
+    "num_accept_tokens",
+)
 
 
 class ForwardMode(enum.Enum):
@@ -269,6 +283,8 @@ class ForwardBatch:
     @classmethod
     def idle(cls, batch_size: int = 0) -> ForwardBatch:
         """No tokens; ``batch_size`` padded rows without a slot, for ranks that pad an idle step."""
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int):
+            raise BatchError(f"batch_size={batch_size!r}: expected an int")
         if batch_size < 0:
             raise BatchError(f"batch_size={batch_size}: expected 0 or more")
         return cls(ForwardMode.IDLE, batch_size, 0, 0)
@@ -278,10 +294,38 @@ class ForwardBatch:
         """Whether a verify step's tokens are a tree."""
         return self.parents is not None or self.next_token is not None
 
+    def is_same_step(self, other: ForwardBatch, *, values: bool) -> bool:
+        """Whether another batch of the same mode names the same rows, lengths and trees.
+
+        An engine may describe one step in two objects, around the same tensors.
+
+        Args:
+            other: The other batch.
+            values: Whether equal values in other memory are the same too; reading them costs a sync
+                on a device. Otherwise the tensors must be the same memory.
+        """
+        return all(
+            _is_same(getattr(self, name), getattr(other, name), values=values)
+            for name in _STEP_TENSORS
+        )
+
     @property
     def tracks(self) -> bool:
         """Whether the batch names slots that receive snapshots."""
         return self.mamba_track_indices is not None
+
+
+def check_is_batch(value: object) -> None:
+    """Check that a step is described by a batch, and not by an engine's own description.
+
+    Raises:
+        BatchError: It is something else.
+    """
+    if not isinstance(value, ForwardBatch):
+        raise BatchError(
+            f"forward_batch is {kind_of(value)}: expected a sconv.ForwardBatch, made by one of its "
+            "constructors, such as ForwardBatch.decode"
+        )
 
 
 def _rows(req_pool_indices: Tensor | None, slots: Tensor | None) -> int:
@@ -290,10 +334,28 @@ def _rows(req_pool_indices: Tensor | None, slots: Tensor | None) -> int:
     rows = slots if req_pool_indices is None else req_pool_indices
     name = "slots" if req_pool_indices is None else "req_pool_indices"
     if not isinstance(rows, Tensor):
-        raise BatchError(f"{name} is a {type(rows).__name__}: expected a tensor [B]")
+        raise BatchError(f"{name} is {kind_of(rows)}: expected a tensor [B]")
     if rows.dim() != 1:
         raise BatchError(f"{name} has shape {list(rows.shape)}: expected [B], one entry per row")
     return rows.shape[0]
+
+
+def _is_same(mine: Tensor | None, theirs: Tensor | None, *, values: bool) -> bool:
+    if mine is theirs:
+        return True
+    if mine is None or not isinstance(theirs, Tensor) or mine.device != theirs.device:
+        return False
+    if mine.shape != theirs.shape:
+        return False
+    # Without addresses, which fake tensors do not have.
+    if (
+        mine.untyped_storage() is theirs.untyped_storage()
+        and mine.storage_offset() == theirs.storage_offset()
+        and mine.stride() == theirs.stride()
+        and mine.dtype is theirs.dtype
+    ):
+        return True
+    return values and bool((mine == theirs).all())
 
 
 def _draft_tokens(draft_token_num: int | None) -> int:

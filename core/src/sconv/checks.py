@@ -12,16 +12,14 @@ from torch import Tensor
 
 from .batch import ForwardBatch, ForwardMode
 from .errors import BatchError, GraphBufferError, MetadataError
-from .metadata import ShortConvMetadata
 from .pool import ConvStatePool
 from .spec import StateSpec
 from .value_checks import check_values, checks_values
+from .wording import kind_of
 
-__all__ = ["check_batch", "check_commit", "check_conv"]
+__all__ = ["check_batch", "check_commit"]
 
 _INDEX: Final = (torch.int32, torch.int64)
-_FLOAT: Final = (torch.bfloat16, torch.float16, torch.float32)
-_ACTIVATIONS: Final = (None, "silu", "swish")
 
 
 def check_batch(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool, max_rows: int) -> None:
@@ -104,66 +102,6 @@ def check_commit(
         )
 
 
-def check_conv(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str | None,
-    *,
-    layer_id: int,
-    stream: str,
-    spec: StateSpec,
-    device: torch.device,
-    meta: ShortConvMetadata,
-    batch: ForwardBatch,
-) -> None:
-    """Check one convolution. Host facts only; in graph.
-
-    Raises:
-        BatchError: An argument has the wrong shape, dtype, device or strides.
-        SpecError: The layer or the stream does not exist.
-        MetadataError: The prepared step is not this batch's.
-    """
-    part = spec.stream_slice(layer_id, stream)
-    dim, kernel_size = part.dim, spec.kernel_size
-    if meta.forward_mode is not batch.forward_mode or meta.batch_size != batch.batch_size:
-        raise MetadataError(
-            f"the prepared step is {meta.forward_mode.value} with {meta.batch_size} rows, this "
-            f"batch is {batch.forward_mode.value} with {batch.batch_size}: prepare it first"
-        )
-    if x.shape != (meta.num_tokens, dim):
-        raise BatchError(
-            f"x has shape {list(x.shape)}: expected packed [T, D] = [{meta.num_tokens}, {dim}] for "
-            f"stream {stream!r} of layer {layer_id} in a {meta.forward_mode.value} step of "
-            f"{meta.batch_size} rows"
-        )
-    if x.stride(1) != 1 and dim > 1 and meta.num_tokens > 0:
-        raise BatchError(
-            f"x has strides {list(x.stride())}: its channels must be contiguous (stride 1); rows "
-            "may be strided, for example a slice of a wider projection"
-        )
-    if weight.shape != (dim, kernel_size) and weight.shape != (dim, 1, kernel_size):
-        raise BatchError(
-            f"weight has shape {list(weight.shape)}: expected [D, K] or [D, 1, K] with D={dim}, "
-            f"K={kernel_size}"
-        )
-    if bias is not None and bias.shape != (dim,):
-        raise BatchError(f"bias has shape {list(bias.shape)}: expected [{dim}]")
-    if activation not in _ACTIVATIONS:
-        raise BatchError(f"activation={activation!r}: expected None, 'silu' or 'swish'")
-    _check_tensor("x", x, device)
-    _check_tensor("weight", weight, device)
-    if bias is not None:
-        _check_tensor("bias", bias, device)
-
-
-def _check_tensor(name: str, tensor: Tensor, device: torch.device) -> None:
-    if tensor.dtype not in _FLOAT:
-        raise BatchError(f"{name} is {tensor.dtype}: expected bfloat16, float16 or float32")
-    if tensor.device != device:
-        raise BatchError(f"{name} is on {tensor.device}, the state is on {device}")
-
-
 def _check_vector(
     name: str,
     value: Tensor | None,
@@ -174,7 +112,7 @@ def _check_vector(
     if value is None:
         return
     if not isinstance(value, Tensor):
-        raise BatchError(f"{name} is a {type(value).__name__}: expected a tensor on {device}")
+        raise BatchError(f"{name} is {kind_of(value)}: expected a tensor on {device}")
     if tuple(value.shape) != shape:
         raise BatchError(f"{name} has shape {list(value.shape)}: expected {list(shape)}")
     if value.dtype not in dtypes:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .errors import SpecError
 from .spec import StateSpec
+from .wording import kind_of
 
 __all__ = ["LayerTensors"]
 
@@ -55,11 +56,14 @@ class LayerTensors:
         Raises:
             SpecError: The message says which tensor differs, and in what.
         """
+        if not isinstance(layers, Sequence) and not (isinstance(layers, Tensor) and layers.dim()):
+            raise SpecError(f"adopt: layers is {layers!r}: expected one tensor, or one per layer")
         stacked = layers if isinstance(layers, Tensor) else None
         tensors = list(layers.unbind(0)) if isinstance(layers, Tensor) else list(layers)
         if len(tensors) != spec.num_layers:
             raise SpecError(f"adopt: {len(tensors)} layers, the spec has {spec.num_layers}")
-        device = tensors[0].device if device is None else device
+        if device is None and isinstance(tensors[0], Tensor):
+            device = tensors[0].device
         axis = 1 if spec.window_axis == "time" else 2
         for number, tensor in enumerate(tensors):
             _check(spec, number, tensor, axis, device)
@@ -76,6 +80,8 @@ class LayerTensors:
 
 def _check(spec: StateSpec, number: int, tensor: Tensor, axis: int, device: torch.device) -> None:
     where = f"adopt: layer {number}"
+    if not isinstance(tensor, Tensor):
+        raise SpecError(f"{where} is {kind_of(tensor)}: expected a tensor")
     if tensor.dtype != spec.dtype:
         raise SpecError(f"{where} is {tensor.dtype}, the spec says {spec.dtype}")
     if tensor.device != device:

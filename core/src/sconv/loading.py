@@ -6,14 +6,14 @@ import torch
 
 from .backend import Backend
 from .discovery import resolve_factory, select
-from .errors import ContractError, PluginError, SconvError, SpecError
+from .errors import BackendNotFoundError, ContractError, PluginError, SconvError, SpecError
 from .observers import Observers
 from .plugin import BackendInfo
 from .pool import ConvStatePool
-from .spec import StateSpec
+from .spec import StateSpec, check_is_spec
 from .validation import bind
 from .windows import choose_layout
-from .wording import one_line_error
+from .wording import kind_of, one_line_error
 
 __all__ = ["load_backend"]
 
@@ -42,6 +42,15 @@ def load_backend(
             than it declares; the message says what to change.
         SpecError: It does not support the spec.
     """
+    if not isinstance(name, str):
+        raise BackendNotFoundError(
+            f"name is {name!r}: expected the name of an installed backend, or 'auto'"
+        )
+    check_is_spec(spec)
+    if pool is not None and not isinstance(pool, ConvStatePool):
+        raise SpecError(
+            f"pool is {kind_of(pool)}: expected a sconv.ConvStatePool, made by its adopt()"
+        )
     wanted = None if device is None else _device_type(device)
     info = select(name, device_type=wanted)
     if wanted not in (None, info.device_type):
@@ -77,7 +86,11 @@ def load_backend(
 
 
 def _device_type(device: torch.device | str) -> str:
-    return device.type if isinstance(device, torch.device) else device.partition(":")[0]
+    if isinstance(device, str):
+        return device.partition(":")[0]
+    if isinstance(device, torch.device):
+        return device.type
+    raise SpecError(f"device is {device!r}: expected a torch.device, or its name such as 'cpu'")
 
 
 def check_spec(info: BackendInfo, spec: StateSpec) -> str:

@@ -45,6 +45,7 @@ class ShortConvMetadata:
             followed by its tokens; None for a chain.
         tracks: Host flag: the step may write snapshots.
         padded: Host flag: rows without a slot, or tokens past ``cu[B]``, may occur.
+        batch: The batch that it was made for; None where a backend does not say.
     """
 
     forward_mode: ForwardMode
@@ -65,6 +66,7 @@ class ShortConvMetadata:
     tree_taps: Tensor | None
     tracks: bool
     padded: bool
+    batch: ForwardBatch | None = None
 
 
 class MetadataBuffers:
@@ -152,4 +154,5 @@ class MetadataBuffers:
             tree_taps=taps,
             tracks=batch.tracks,
             padded=padded,
+            batch=batch,
         )

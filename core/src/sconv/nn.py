@@ -8,10 +8,11 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor, nn
 
-from .batch import ForwardBatch, ForwardMode
+from .batch import ForwardBatch, ForwardMode, check_is_batch
 from .errors import MetadataError, SpecError
 from .sharding import Part, check_rank, shard_streams
 from .spec import StateSpec
+from .wording import kind_of
 
 __all__ = ["ShortConvBackend", "ShortConvolution"]
 
@@ -90,14 +91,19 @@ class ShortConvolution(nn.Module):
                 does or if a projection is held by every rank.
 
         Raises:
-            SpecError: The activation or the rank does not exist, the parts do not give a rank
-                ``hidden_size`` channels, or the backend does not fit.
+            SpecError: A size is no number, the activation or the rank does not exist, the parts do
+                not give a rank ``hidden_size`` channels, or the backend does not fit.
         """
         super().__init__()
         if activation not in _ACTIVATIONS:
             raise SpecError(f"activation={activation!r}: expected one of {_ACTIVATIONS}")
+        for name, size in (("hidden_size", hidden_size), ("kernel_size", kernel_size)):
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise SpecError(f"{name}={size!r}: expected an int, 1 or more")
         check_rank(tp_rank, tp_size)
         if parts is not None:
+            if not isinstance(parts, Sequence) or not all(isinstance(p, Part) for p in parts):
+                raise SpecError(f"parts is {parts!r}: expected a list of sconv.sharding.Part")
             local = sum(part.local_channels(tp_size) for part in parts)
             if local != hidden_size:
                 raise SpecError(
@@ -137,6 +143,10 @@ class ShortConvolution(nn.Module):
             SpecError: The backend has no such layer or stream, or it was built for another width or
                 kernel; nothing changed.
         """
+        if not isinstance(getattr(backend, "spec", None), StateSpec):
+            raise SpecError(
+                f"backend is {kind_of(backend)}: expected a sconv.Backend, or a hybrid around one"
+            )
         expected = backend.spec.stream_slice(self.layer_id, self.stream).dim
         if expected != self.hidden_size:
             raise SpecError(
@@ -158,8 +168,14 @@ class ShortConvolution(nn.Module):
 
         Raises:
             MetadataError: No backend is bound.
+            BatchError: An argument does not fit, see :meth:`sconv.Backend.short_conv`.
         """
-        if forward_batch.forward_mode is ForwardMode.DECODE:
+        try:
+            decodes = forward_batch.forward_mode is ForwardMode.DECODE
+        except AttributeError:
+            check_is_batch(forward_batch)
+            raise
+        if decodes:
             return self._apply_decode_sconv_kernel(hidden_states, forward_batch)
         return self._apply_causal_sconv_kernel(hidden_states, forward_batch)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from .errors import SpecError
-from .spec import StateSpec, WindowLayout
+from .spec import StateSpec, WindowLayout, check_is_spec
 from .windows import LAYOUTS, VerifyWindows, choose_layout
 
 __all__ = ["LayoutPlan", "Plan", "parse_bytes", "plan"]
@@ -117,6 +117,7 @@ def plan(spec: StateSpec, *, memory: int | str, layout: WindowLayout | None = No
     Raises:
         SpecError: Not one request fits, the memory is no size, or the layout cannot hold trees.
     """
+    check_is_spec(spec)
     available = parse_bytes(memory) if isinstance(memory, str) else memory
     if isinstance(available, bool) or not isinstance(available, int) or available < 1:
         raise SpecError(f"memory={memory!r}: expected a number of bytes, or text such as '4GiB'")

@@ -7,6 +7,7 @@ it is never handed out, and its content means nothing.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -16,8 +17,9 @@ from torch import Tensor
 from .errors import PoolError, SlotError, SpecError
 from .layers import LayerTensors
 from .slots import SlotAllocator
-from .spec import StateSpec
+from .spec import StateSpec, check_is_spec
 from .windows import VerifyWindows, make_windows
+from .wording import kind_of
 
 __all__ = ["ConvStatePool", "SlotIds"]
 
@@ -49,14 +51,22 @@ class ConvStatePool:
         adopted: bool = False,
     ) -> None:
         """Allocate the state, zeroed; :meth:`adopt` is the way to bring an engine's own."""
+        check_is_spec(spec)
         self.spec = spec
         self.device = torch.device(device)
-        self.null_slots = tuple(sorted({int(slot) for slot in null_slots}))
+        try:
+            self.null_slots = tuple(sorted({operator.index(slot) for slot in null_slots}))
+        except TypeError:
+            raise SpecError(
+                f"null_slots is {null_slots!r}: expected the slot ids that mean none, for example "
+                "(-1,)"
+            ) from None
         if self.null_slots and self.null_slots[-1] > 0:
             raise SpecError(
                 f"null_slots holds {self.null_slots[-1]}: expected 0 or negative ids, since a "
                 "positive one is a request's"
             )
+        _check_translation(virtual_to_physical)
         self.virtual_to_physical = virtual_to_physical
         self._slots = None if adopted else SlotAllocator(spec.num_slots)
         # A tensor made under inference mode could not be written outside of it later.
@@ -99,6 +109,7 @@ class ConvStatePool:
         Raises:
             SpecError: A tensor does not fit the spec; the message says which and how.
         """
+        check_is_spec(spec)
         bound = None
         if layers is not None:
             bound = LayerTensors.adopt(spec, layers)
@@ -133,6 +144,11 @@ class ConvStatePool:
     def stacked(self) -> Tensor | None:
         """All layers in one tensor ``[L, rows, ...]`` where they lie in one, else None."""
         return self._bound().stacked
+
+    @property
+    def adopted(self) -> bool:
+        """Whether an engine owns the state and hands out its slots."""
+        return self._slots is None
 
     @property
     def num_rows(self) -> int:
@@ -350,10 +366,14 @@ class ConvStatePool:
                 it as a miss, nothing was written.
         """
         index = self._index(self._checked("restore", slots))
+        if not isinstance(data, Sequence):
+            raise SlotError(f"restore: data is {kind_of(data)}: expected one tensor per layer")
         if len(data) != len(self.layers):
             raise SlotError(f"restore: {len(data)} tensors for {len(self.layers)} layers")
         for number, (layer, value) in enumerate(zip(self.layers, data, strict=True)):
             expected = (index.shape[0], *layer.shape[1:])
+            if not isinstance(value, Tensor):
+                raise SlotError(f"restore: layer {number} is {kind_of(value)}: expected a tensor")
             if tuple(value.shape) != expected or value.dtype != layer.dtype:
                 raise SlotError(
                     f"restore: layer {number} is {list(value.shape)} {value.dtype}, expected "
@@ -386,6 +406,21 @@ class ConvStatePool:
 
     def _index(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor(ids, dtype=torch.int64, device=self.device)
+
+
+def _check_translation(translation: object) -> None:
+    if isinstance(translation, Tensor):
+        if translation.dim() == 1 and translation.dtype in (torch.int32, torch.int64):
+            return
+        what = f"{translation.dtype} of shape {list(translation.shape)}"
+    elif translation is None or callable(translation):
+        return
+    else:
+        what = kind_of(translation)
+    raise SpecError(
+        f"virtual_to_physical is {what}: expected an int32 or int64 table, one entry per slot id, "
+        "or a function from ids to rows"
+    )
 
 
 def _host_ids(what: str, slots: SlotIds) -> list[int]:

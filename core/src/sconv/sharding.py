@@ -61,6 +61,9 @@ class Part:
 
 def check_rank(tp_rank: int, tp_size: int) -> None:
     """Raise :class:`SpecError` unless ``tp_rank`` is one of ``tp_size`` ranks."""
+    for name, value in (("tp_rank", tp_rank), ("tp_size", tp_size)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise SpecError(f"{name}={value!r}: expected an int")
     if not 0 <= tp_rank < tp_size:
         raise SpecError(f"tp_rank={tp_rank} is outside 0..{tp_size - 1} (tp_size={tp_size})")
 

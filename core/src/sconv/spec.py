@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, get_args
 
 import torch
 
 from .errors import SpecError
+from .wording import kind_of
 
-__all__ = ["KERNEL_SIZES", "StateSpec", "Stream", "StreamSlice", "WindowAxis", "WindowLayout"]
+__all__ = [
+    "KERNEL_SIZES",
+    "StateSpec",
+    "Stream",
+    "StreamSlice",
+    "WindowAxis",
+    "WindowLayout",
+    "check_is_spec",
+]
 
 WindowAxis: TypeAlias = Literal["time", "channel"]
 WindowLayout: TypeAlias = Literal["auto", "dense", "dedup", "inputs"]
@@ -121,8 +131,9 @@ class StateSpec:
                 f"window_layout={self.window_layout!r}: expected "
                 + ", ".join(map(repr, get_args(WindowLayout)))
             )
-        layers = _freeze_streams(self.streams, self.num_layers)
-        uniform = isinstance(self.streams[0], Stream)
+        given = _items("streams", self.streams)
+        layers = _freeze_streams(given, self.num_layers)
+        uniform = isinstance(given[0], Stream)
         # Frozen, so that a spec can be a dictionary key and no caller's list is shared.
         object.__setattr__(self, "streams", layers[0] if uniform else layers)
         object.__setattr__(self, "_layers", layers)
@@ -147,7 +158,7 @@ class StateSpec:
 
     def layer_streams(self, layer_id: int) -> tuple[Stream, ...]:
         """Return the streams of one layer, in channel order."""
-        return self._layers[layer_id]
+        return self._layers[self._layer(layer_id)]
 
     def layer_dim(self, layer_id: int) -> int:
         """Return the channels of one layer: the sum over its streams."""
@@ -159,15 +170,32 @@ class StateSpec:
         Raises:
             SpecError: The layer or the stream does not exist; the message lists what does.
         """
-        if not 0 <= layer_id < self.num_layers:
-            raise SpecError(
-                f"layer_id={layer_id}: this backend has layers 0 to {self.num_layers - 1}"
-            )
+        # Runs in every convolution of every step: what is right is one comparison away.
+        if type(layer_id) is not int or not 0 <= layer_id < self.num_layers:
+            layer_id = self._layer(layer_id)
         try:
             return self._slices[layer_id][stream]
         except (KeyError, TypeError):
             known = ", ".join(map(repr, self._slices[layer_id]))
             raise SpecError(f"stream={stream!r}: layer {layer_id} has {known}") from None
+
+    def _layer(self, layer_id: int) -> int:
+        """Return a layer id of any integer type as an int.
+
+        Raises:
+            SpecError: The layer does not exist.
+        """
+        last = self.num_layers - 1
+        try:
+            number = operator.index(layer_id)
+        except TypeError:
+            number = None
+        # A tensor on a device would have to be waited for.
+        if number is None or isinstance(layer_id, bool | torch.Tensor):
+            raise SpecError(f"layer_id={layer_id!r}: expected an int, 0 to {last}")
+        if not 0 <= number <= last:
+            raise SpecError(f"layer_id={number}: this backend has layers 0 to {last}")
+        return number
 
     def window_shape(self, layer_id: int) -> tuple[int, int]:
         """Return the shape of one slot of one layer: ``(K-1, D)`` or ``(D, K-1)``."""
@@ -177,6 +205,16 @@ class StateSpec:
         return (dim, self.window_size)
 
 
+def check_is_spec(value: object) -> None:
+    """Check that what should be a spec is one.
+
+    Raises:
+        SpecError: It is something else.
+    """
+    if not isinstance(value, StateSpec):
+        raise SpecError(f"spec is {kind_of(value)}: expected a sconv.StateSpec")
+
+
 def _check_int(name: str, value: object, *, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise SpecError(f"{name}={value!r}: expected an int")
@@ -184,16 +222,14 @@ def _check_int(name: str, value: object, *, least: int) -> None:
         raise SpecError(f"{name}={value}: expected at least {least}")
 
 
-def _freeze_streams(
-    streams: Sequence[Stream] | Sequence[Sequence[Stream]], num_layers: int
-) -> tuple[tuple[Stream, ...], ...]:
+def _freeze_streams(streams: Sequence[object], num_layers: int) -> tuple[tuple[Stream, ...], ...]:
     flat: list[Stream] = []
-    nested: list[tuple[Stream, ...]] = []
+    nested: list[tuple[object, ...]] = []
     for item in streams:
         if isinstance(item, Stream):
             flat.append(item)
         else:
-            nested.append(tuple(item))
+            nested.append(_items("a layer of streams", item))
     if flat and nested:
         raise SpecError(
             "streams mixes Stream and sequences of Stream: give one list, or one per layer"
@@ -201,28 +237,35 @@ def _freeze_streams(
     if not flat and not nested:
         raise SpecError("streams is empty: a layer has at least one convolution")
     if flat:
-        _check_streams(flat, "streams")
-        return (tuple(flat),) * num_layers
+        return (_checked_streams(flat, "streams"),) * num_layers
     if len(nested) != num_layers:
         raise SpecError(
             f"streams has {len(nested)} lists for num_layers={num_layers}: one per layer"
         )
-    for index, layer in enumerate(nested):
-        _check_streams(layer, f"streams[{index}]")
-    return tuple(nested)
+    return tuple(_checked_streams(layer, f"streams[{index}]") for index, layer in enumerate(nested))
 
 
-def _check_streams(streams: Sequence[object], where: str) -> None:
+def _items(what: str, value: object) -> tuple[object, ...]:
+    if isinstance(value, str | torch.Tensor) or not isinstance(value, Iterable):
+        raise SpecError(f"{what} is {value!r}: expected a list of sconv.Stream(name, dim)")
+    return tuple(value)
+
+
+def _checked_streams(streams: Sequence[object], where: str) -> tuple[Stream, ...]:
     if not streams:
         raise SpecError(f"{where} is empty: a layer has at least one convolution")
-    names = []
+    checked: list[Stream] = []
     for stream in streams:
         if not isinstance(stream, Stream):
             raise SpecError(f"{where} holds {stream!r}: expected sconv.Stream(name, dim)")
+        if not isinstance(stream.name, str):
+            raise SpecError(f"{where} holds a stream named {stream.name!r}: expected a string")
         _check_int(f"dim of stream {stream.name!r}", stream.dim, least=1)
-        names.append(stream.name)
+        checked.append(stream)
+    names = [stream.name for stream in checked]
     if len(set(names)) != len(names):
         raise SpecError(f"{where} names a stream twice: {names}")
+    return tuple(checked)
 
 
 def _slices(streams: Sequence[Stream]) -> dict[str, StreamSlice]:

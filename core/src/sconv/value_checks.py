@@ -17,8 +17,9 @@ from .errors import BatchError
 from .pool import ConvStatePool
 from .spec import StateSpec
 from .tracking import crossing_steps
+from .tree import parents_from_links
 
-__all__ = ["check_request_rows", "check_values", "checks_values", "strict"]
+__all__ = ["check_physical", "check_request_rows", "check_values", "checks_values", "strict"]
 
 
 def checks_values(device: torch.device) -> bool:
@@ -59,14 +60,16 @@ def check_values(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool) -> N
         ):
             if value is not None:
                 _check_range(name, value, -1, ids - 1)
+        if pool.adopted:
+            _check_reach(batch, pool)
     for name, value in (
         ("seq_lens", batch.seq_lens),
         ("extend_prefix_lens", batch.extend_prefix_lens),
     ):
         if value is not None:
             _check_range(name, value, 0, None)
-    if batch.parents is not None:
-        _check_parents(batch.parents)
+    if batch.is_tree:
+        _check_tree(batch, spec, pool)
     if batch.extend_seq_lens is not None:
         _check_range("extend_seq_lens", batch.extend_seq_lens, 0, None)
         total = int(batch.extend_seq_lens.sum())
@@ -77,6 +80,66 @@ def check_values(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool) -> N
             )
     if strict() and batch.forward_mode is not ForwardMode.IDLE:
         _check_undefined(batch, pool)
+
+
+def _check_reach(batch: ForwardBatch, pool: ConvStatePool) -> None:
+    """An engine fills its table and its request rows itself, with rows that may not exist."""
+    if isinstance(pool.virtual_to_physical, Tensor):
+        source = "virtual_to_physical"
+    elif batch.req_pool_indices is not None:
+        source = "req_to_slot"
+    else:
+        return
+    if batch.forward_mode is not ForwardMode.IDLE:
+        check_physical(source, _slots_of(batch, pool), pool)
+    if batch.mamba_track_indices is not None and source == "virtual_to_physical":
+        targets = pool.translate_(batch.mamba_track_indices.to(torch.int64, copy=True))
+        check_physical(source, targets, pool)
+
+
+def check_physical(source: str, rows: Tensor, pool: ConvStatePool) -> None:
+    """Check rows of the pool that a table or a function of an engine gave. Reads them on the host.
+
+    Raises:
+        BatchError: One is past the pool's last.
+    """
+    most = int(rows.max())
+    if most >= pool.num_rows:
+        raise BatchError(
+            f"{source} gives row {most} of the pool for a row of this batch: the state has rows 0 "
+            f"to {pool.num_rows - 1}. Adopt the tensors and the table of one allocator"
+        )
+
+
+def _check_tree(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool) -> None:
+    """Whether parents come before their children, and have no more of them than the spec says."""
+    parents = batch.parents
+    if parents is None:
+        assert batch.next_token is not None
+        assert batch.next_sibling is not None
+        parents = parents_from_links(batch.next_token, batch.next_sibling)
+    else:
+        _check_parents(parents)
+    node = torch.arange(parents.shape[1], device=parents.device)
+    if spec.draft_topk == 1:
+        wrong = (parents != node - 1).any(1)
+    else:
+        children = (parents[:, :, None] == node).sum(1)  # [B, dtn]
+        wrong = (children > spec.draft_topk).any(1)
+    if bool(wrong.any()):
+        # What a padded row holds means nothing.
+        wrong &= _slots_of(batch, pool) > 0
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        most = (
+            "the spec says chains: leave parents and links out"
+            if spec.draft_topk == 1
+            else f"the spec says {spec.draft_topk} children of a node at most"
+        )
+        raise BatchError(
+            f"row {row} is a tree with the parents {parents[row].tolist()}, and {most}, or build "
+            "the backend with a larger draft_topk"
+        )
 
 
 def _check_parents(parents: Tensor) -> None:
@@ -109,11 +172,7 @@ def _check_undefined(batch: ForwardBatch, pool: ConvStatePool) -> None:
             raise BatchError(
                 f"num_accept_tokens holds {most}: a row has {batch.tokens_per_row} tokens"
             )
-    slots = batch.slots
-    if slots is None:
-        assert batch.req_pool_indices is not None
-        slots = pool.req_to_slot.index_select(0, batch.req_pool_indices)
-    slots = pool.translate_(slots.to(torch.int64, copy=True))
+    slots = _slots_of(batch, pool)
     live = _positive(slots)
     if len(set(live)) != len(live):
         raise BatchError(
@@ -166,6 +225,15 @@ def _check_lengths(lengths: Tensor, before: Tensor, new: Tensor, due: Tensor) ->
             f"mamba_track_seqlens holds {int(lengths[row])} for row {row}: expected {first} to "
             f"{first + int(new[row])}, the lengths that this step passes, or -1 for no snapshot"
         )
+
+
+def _slots_of(batch: ForwardBatch, pool: ConvStatePool) -> Tensor:
+    """``[B]`` int64, the pool's row of each row of the batch, -1 = none. A new tensor."""
+    slots = batch.slots
+    if slots is None:
+        assert batch.req_pool_indices is not None
+        slots = pool.req_to_slot.index_select(0, batch.req_pool_indices)
+    return pool.translate_(slots.to(torch.int64, copy=True))
 
 
 def _positive(slots: Tensor) -> list[int]:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["did_you_mean", "one_line", "one_line_error"]
+__all__ = ["did_you_mean", "kind_of", "one_line", "one_line_error"]
+
+
+def kind_of(value: object) -> str:
+    """Return what something is, by its type: ``"a list"``; ``"None"`` is itself."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def one_line(text: str) -> str:

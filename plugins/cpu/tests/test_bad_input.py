@@ -125,6 +125,18 @@ BATCHES: dict[str, tuple[Callable[[], ForwardBatch], str]] = {
         lambda: ForwardBatch.draft_extend(ints(1), ints(3), 2),
         r"draft_extend needs seq_lens and num_accept_tokens",
     ),
+    "draft tokens in float": (
+        lambda: ForwardBatch.target_verify(ints(1), ints(3), 2.0),  # type: ignore[arg-type]
+        r"draft_token_num=2\.0: expected an int",
+    ),
+    "slots in a list": (
+        lambda: ForwardBatch.decode(slots=[1]),  # type: ignore[arg-type]
+        r"slots is a list: expected a tensor \[B\]",
+    ),
+    "idle rows in a string": (
+        lambda: ForwardBatch.idle("2"),  # type: ignore[arg-type]
+        r"batch_size='2': expected an int",
+    ),
     "negative idle rows": (lambda: ForwardBatch.idle(-1), r"batch_size=-1: expected 0 or more"),
 }
 
@@ -356,6 +368,45 @@ def calls() -> dict[str, tuple[dict[str, Any], type[Exception], str]]:
             BatchError,
             r"activation='relu': expected None, 'silu' or 'swish'",
         ),
+        "no x": ({"x": None}, BatchError, r"x is None: expected a tensor \[T, D\]"),
+        "x in a list": ({"x": [[0.0]]}, BatchError, r"x is a list: expected a tensor"),
+        "x of numpy": (
+            {"x": torch.zeros(2, DIM).numpy()},
+            BatchError,
+            r"x is a ndarray: expected a tensor",
+        ),
+        "no weight": ({"weight": None}, BatchError, r"weight is None: expected a tensor \[D, K\]"),
+        "a weight in a list": ({"weight": [1.0]}, BatchError, r"weight is a list: expected"),
+        "a weight of numpy": (
+            {"weight": torch.zeros(DIM, 4).numpy()},
+            BatchError,
+            r"weight is a ndarray: expected a tensor",
+        ),
+        "a bias in a list": (
+            {"bias": [0.0] * DIM},
+            BatchError,
+            r"bias is a list: expected a tensor \[D\], or None",
+        ),
+        "no batch": (
+            {"forward_batch": None},
+            BatchError,
+            r"forward_batch is None: expected a sconv.ForwardBatch",
+        ),
+        "an engine's batch": (
+            {"forward_batch": {"mode": "decode"}},
+            BatchError,
+            r"forward_batch is a dict: expected a sconv.ForwardBatch",
+        ),
+        "a residual that is no bool": (
+            {"residual": 1},
+            BatchError,
+            r"residual=1: expected True or False",
+        ),
+        "a layer in a string": ({"layer_id": "0"}, SpecError, r"layer_id='0': expected an int"),
+        "a layer that is a bool": ({"layer_id": True}, SpecError, r"layer_id=True: expected an"),
+        "a layer in a tensor": ({"layer_id": ints(0)}, SpecError, r"layer_id=tensor\(\[0\]\): exp"),
+        "no layer": ({"layer_id": None}, SpecError, r"layer_id=None: expected an int, 0 to 1"),
+        "a stream by number": ({"stream": 1}, SpecError, r"stream=1: layer 0 has 'a', 'b'"),
         "a layer that does not exist": (
             {"layer_id": 2},
             SpecError,
@@ -371,6 +422,16 @@ def calls() -> dict[str, tuple[dict[str, Any], type[Exception], str]]:
             {"forward_batch": ForwardBatch.decode(ints(1))},
             MetadataError,
             r"the prepared step is decode with 2 rows, this batch is decode with 1",
+        ),
+        "other rows": (
+            {"forward_batch": ForwardBatch.decode(ints(4, 1))},
+            MetadataError,
+            r"are decode with 2 rows each, and differ in their rows or lengths: prepare this",
+        ),
+        "other names of rows": (
+            {"forward_batch": ForwardBatch.decode(slots=ints(1, 4))},
+            MetadataError,
+            r"differ in their rows or lengths",
         ),
         "another mode": (
             {"forward_batch": ForwardBatch.extend(ints(1, 4), ints(1, 1), ints(3, 3))},
@@ -395,6 +456,7 @@ def test_a_convolution_that_is_refused(backend: Backend, case: str, group: bool)
         "forward_batch": batch,
         "bias": None,
         "activation": None,
+        "residual": True,
     }
     bad = {**good, **changed}
 
@@ -410,6 +472,7 @@ def test_a_convolution_that_is_refused(backend: Backend, case: str, group: bool)
             forward_batch=bad["forward_batch"],
             biases=[None, bad["bias"]],
             activation=bad["activation"],
+            residual=bad["residual"],
         )
 
     with pytest.raises(error, match=message):
@@ -428,6 +491,30 @@ def test_a_group_that_does_not_match(backend: Backend) -> None:
         backend.short_conv_group(
             [x, x], [weight, weight], layer_id=0, streams=["a", "a"], forward_batch=batch
         )
+
+
+@pytest.mark.parametrize("missing", ["xs", "weights", "streams", "biases"])
+def test_a_group_that_is_no_sequence(backend: Backend, missing: str) -> None:
+    batch = ForwardBatch.decode(ints(1, 4))
+    backend.init_forward_metadata(batch)
+    arguments: dict[str, Any] = {"xs": [], "weights": [], "streams": [], "biases": [], missing: 3}
+    with pytest.raises(BatchError, match=rf"{missing}.* an int.*: expected sequences"):
+        backend.short_conv_group(**arguments, layer_id=0, forward_batch=batch)
+
+
+@pytest.mark.parametrize("given", [None, {"mode": "decode"}, [1]])
+@pytest.mark.parametrize("prepare", ["", "_out_graph", "_in_graph"])
+def test_a_step_that_is_no_batch(backend: Backend, given: Any, prepare: str) -> None:
+    backend.init_graph_state(4, 12)
+    with pytest.raises(BatchError, match=r"forward_batch is .*: expected a sconv.ForwardBatch"):
+        getattr(backend, f"init_forward_metadata{prepare}")(given)
+
+
+@pytest.mark.parametrize("sizes", [{"max_bs": "4"}, {"max_num_tokens": 4.0}, {"max_bs": True}])
+def test_static_buffers_of_no_number(backend: Backend, sizes: dict[str, Any]) -> None:
+    (name, value), *_ = sizes.items()
+    with pytest.raises(BatchError, match=rf"{name}={value!r}: expected an int"):
+        backend.init_graph_state(**({"max_bs": 4, "max_num_tokens": 12} | sizes))
 
 
 def test_a_convolution_before_any_step() -> None:
@@ -457,6 +544,12 @@ COMMITS: dict[str, tuple[dict[str, Any], str]] = {
     "steps in a list": (
         {"last": [1, 0]},
         r"last_correct_step_indices is a list: expected a tensor on cpu",
+    ),
+    "no steps": ({"last": None}, r"last_correct_step_indices is None: expected a tensor on cpu"),
+    "rows in a list": ({"rows": [4, 1]}, r"req_pool_indices is a list: expected a tensor on cpu"),
+    "rows in no dimension": (
+        {"rows": torch.tensor(4)},
+        r"req_pool_indices has shape \[\]: expected \[B\]",
     ),
     "rows in float": (
         {"rows": torch.tensor([4.0, 1.0])},

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import sconv
+from sconv.testing.steps import links_of
 
 K, D = 4, 8
 
@@ -46,6 +47,121 @@ def test_a_graph_that_is_no_tree_in_topological_order_is_refused(backend, parent
     )
     with pytest.raises(sconv.BatchError, match=message):
         backend.init_forward_metadata(batch)
+
+
+CHAIN, FORK, FAN = [-1, 0, 1], [-1, 0, 0], [-1, 0, 0, 0]
+
+
+def links(parents: list[int]) -> dict[str, torch.Tensor]:
+    child, sibling = links_of([parents], len(parents))
+    return {"next_token": torch.tensor(child), "next_sibling": torch.tensor(sibling)}
+
+
+def as_parents(parents: list[int]) -> dict[str, torch.Tensor]:
+    return {"parents": torch.tensor([parents], dtype=torch.int32)}
+
+
+@pytest.mark.parametrize("tree", [as_parents, links])
+@pytest.mark.parametrize(
+    ("topk", "parents", "refused"),
+    [
+        (1, CHAIN, None),
+        (1, FORK, r"row 0 is a tree .*\[-1, 0, 0\], and the spec says chains"),
+        (1, [-1, -1, 1], "the spec says chains"),
+        (2, CHAIN, None),
+        (2, FORK, None),
+        (2, [-1, 0, 0, 1], None),
+        (2, FAN, "the spec says 2 children of a node at most"),
+        (3, FAN, None),
+    ],
+)
+def test_a_tree_is_no_wider_than_the_spec_says(tree, topk, parents, refused):
+    spec = _spec(max_draft_tokens=4, draft_topk=topk, window_layout="inputs")
+    backend = sconv.load_backend("cpu", spec=spec)
+    backend.pool.assign([1], backend.pool.alloc(1))
+    count = len(parents)
+    batch = sconv.ForwardBatch.target_verify(
+        torch.tensor([1]), torch.tensor([3]), count, **tree(parents)
+    )
+    if refused is None:
+        backend.init_forward_metadata(batch)
+        return
+    with pytest.raises(sconv.BatchError, match=refused):
+        backend.init_forward_metadata(batch)
+
+
+def test_a_padded_row_may_hold_any_tree(backend):
+    """What is left in the rows that fill a graph's bucket says nothing of this step."""
+    parents = torch.tensor([CHAIN, FORK, FORK], dtype=torch.int32)
+    batch = sconv.ForwardBatch.target_verify(
+        torch.tensor([1, 0, 3]), torch.tensor([3, 0, 0]), 3, parents=parents
+    )
+    backend.init_forward_metadata(batch)
+
+
+def test_rows_of_another_object_may_be_the_same_step(backend):
+    """An engine may describe a step anew, around its tensors or around copies of them."""
+    rows = torch.tensor([1, 2])
+    x, weight = torch.ones(2, D), torch.ones(D, K)
+
+    def convolve(batch):
+        return backend.short_conv(x, weight, layer_id=0, stream="conv", forward_batch=batch)
+
+    backend.init_forward_metadata(sconv.ForwardBatch.decode(rows))
+    convolve(sconv.ForwardBatch.decode(rows))
+    convolve(sconv.ForwardBatch.decode(rows[:2]))
+    convolve(sconv.ForwardBatch.decode(rows.to(torch.int32)))
+    for lengths in ((1, 1), (2, 0)):
+        step = sconv.ForwardBatch.extend(rows, torch.tensor(lengths), rows, num_tokens=2)
+        other = sconv.ForwardBatch.extend(rows, torch.tensor([2, 0]), rows, num_tokens=2)
+        backend.init_forward_metadata(step)
+        if lengths == (2, 0):
+            convolve(other)
+            continue
+        with pytest.raises(sconv.MetadataError, match="differ in their rows or lengths"):
+            convolve(other)
+
+
+@pytest.mark.parametrize(
+    ("table", "row"), [(torch.tensor([0, 3, 1, 99]), 99), (lambda ids: ids + 5, 7)]
+)
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_a_table_that_leads_past_the_pool(table, row, by_rows):
+    spec = _spec(max_draft_tokens=1, num_slots=3)
+    layers = torch.zeros(1, 4, K - 1, D)
+    pool = sconv.ConvStatePool.adopt(spec, layers, virtual_to_physical=table)
+    backend = sconv.load_backend("cpu", spec=spec, pool=pool)
+    last = 3 if row == 99 else 2
+    pool.req_to_slot[1:3] = torch.tensor([1, last], dtype=torch.int32)
+    ids = torch.tensor([1, 2]) if by_rows else torch.tensor([1, last])
+    batch = sconv.ForwardBatch.decode(**{"req_pool_indices" if by_rows else "slots": ids})
+    message = rf"virtual_to_physical gives row {row} of the pool .* rows 0 to 3"
+    with pytest.raises(sconv.BatchError, match=message):
+        backend.init_forward_metadata(batch)
+    assert not layers.any()
+
+
+def test_a_snapshot_table_that_leads_past_the_pool():
+    spec = _spec(max_draft_tokens=1, num_slots=3)
+    pool = sconv.ConvStatePool.adopt(
+        spec, torch.zeros(1, 4, K - 1, D), virtual_to_physical=torch.tensor([0, 3, 1, 4])
+    )
+    backend = sconv.load_backend("cpu", spec=spec, pool=pool)
+    batch = sconv.ForwardBatch.decode(
+        slots=torch.tensor([1]), mamba_track_indices=torch.tensor([3])
+    )
+    with pytest.raises(sconv.BatchError, match="virtual_to_physical gives row 4"):
+        backend.init_forward_metadata(batch)
+
+
+def test_request_rows_that_lead_past_an_adopted_pool():
+    """The engine writes them itself, so they may name what the tensors do not have."""
+    spec = _spec(max_draft_tokens=1, num_slots=3)
+    pool = sconv.ConvStatePool.adopt(spec, torch.zeros(1, 4, K - 1, D))
+    backend = sconv.load_backend("cpu", spec=spec, pool=pool)
+    pool.req_to_slot[1] = 4
+    with pytest.raises(sconv.BatchError, match=r"req_to_slot gives row 4 .* rows 0 to 3"):
+        backend.init_forward_metadata(sconv.ForwardBatch.decode(torch.tensor([1])))
 
 
 @pytest.mark.parametrize(

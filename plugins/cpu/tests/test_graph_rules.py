@@ -28,7 +28,7 @@ from sconv import (
 from sconv.testing.digits import digit_inputs, digit_spec, digit_weight, fill_pool, run_digits
 from sconv.testing.harness import Harness
 from sconv.testing.recording import HostSyncError, record
-from sconv.testing.steps import Step
+from sconv.testing.steps import Step, grow_tree
 
 ROWS, TOKENS, DRAFTS = 5, 17, 3
 KINDS = ("decode", "extend", "mixed", "chain", "tree", "links", "draft_extend", "idle")
@@ -106,9 +106,7 @@ def some_step(kind: str, seed: int, *, by_slots: bool = False) -> Step:
         case "idle":
             return Step(ForwardMode.IDLE, (-1,) * ROWS, (0,) * ROWS, before)
         case _:
-            parents = tuple(
-                (-1, *(rng.randrange(node) for node in range(1, DRAFTS))) for _ in slots
-            )
+            parents = tuple(grow_tree(rng.choice, DRAFTS, 2) for _ in slots)
             return Step(
                 ForwardMode.TARGET_VERIFY,
                 lengths=(DRAFTS,) * ROWS,

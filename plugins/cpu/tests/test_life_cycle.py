@@ -24,6 +24,7 @@ from sconv import (
 )
 from sconv.testing.digits import digit_spec, fill_pool, read_window, run_digits
 from sconv.testing.harness import assert_same_bits, output_bound
+from sconv.testing.steps import grow_tree
 
 DIM, WIDTH, DRAFTS = 3, 4, 3
 
@@ -147,10 +148,7 @@ class Engine:
         self.rng.shuffle(rows)
         per_row = self.rng.randint(1, DRAFTS)
         tree = per_row > 1 and self.rng.random() < 0.5
-        parents = [
-            [-1, *((self.rng.randrange(n) if tree else n - 1) for n in range(1, per_row))]
-            for _ in rows
-        ]
+        parents = [list(grow_tree(self.rng.choice, per_row, 2 if tree else 1)) for _ in rows]
         x = self.tokens(len(rows) * per_row).view(len(rows), per_row, DIM)
         names = torch.tensor([request.row for request in rows])
         batch = ForwardBatch.target_verify(

@@ -19,6 +19,7 @@ from torch import Tensor
 from sconv import Backend, ForwardBatch, StateSpec, Stream, load_backend
 from sconv.reference import time_axis
 from sconv.testing.harness import assert_same_bits, output_bound
+from sconv.testing.steps import grow_tree
 from sconv.tracking import crossing_steps, decode_track_mask, verify_step_indices
 
 STEPS = 2000
@@ -326,10 +327,8 @@ class Server:
             return
         count = self.rng.randint(1, self.spec.max_draft_tokens)
         tree = self.trees and self.rng.random() < 0.5
-        parents = [
-            [-1, *(self.rng.randrange(node) if tree else node - 1 for node in range(1, count))]
-            for _ in rows
-        ]
+        topk = self.spec.draft_topk if tree else 1
+        parents = [grow_tree(self.rng.choice, count, topk) for _ in rows]
         drafts = [self.words(count) for _ in rows]
         padding = self.padding()
         names = torch.tensor([r.row for r in rows] + padding, dtype=torch.int64)
@@ -339,7 +338,7 @@ class Server:
             names,
             before,
             count,
-            parents=torch.tensor(parents + roots, dtype=torch.int32) if tree else None,
+            parents=torch.tensor([*parents, *roots], dtype=torch.int32) if tree else None,
         )
         branches = [[_path(above, last) for last in range(count)] for above in parents]
         paths: list[list[int] | None] = [

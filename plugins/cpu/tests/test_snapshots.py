@@ -39,7 +39,7 @@ class Run:
             max_requests=rows,
             dtype=torch.float32,
             max_draft_tokens=DRAFTS,
-            draft_topk=2,
+            draft_topk=DRAFTS,
             track_interval=6,
             chunk_size=4,
         )

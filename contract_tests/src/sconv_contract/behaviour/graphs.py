@@ -19,12 +19,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import sconv
 from sconv import ForwardBatch, ForwardMode, GraphBufferError, StateSpec, Stream
 from sconv.testing.harness import Harness
-from sconv.testing.recording import record
-from sconv.testing.steps import Step
+from sconv.testing.steps import Step, grow_tree
 
+from .capturing import capture, has_graphs
 from .rules import keeps
 from .rulings import ints
 from .subject import Subject
@@ -107,9 +106,7 @@ def _step(kind: str, seed: int) -> Step:
         case "idle":
             return Step(ForwardMode.IDLE, (-1,) * ROWS, (0,) * ROWS, before)
         case _:
-            parents = tuple(
-                (-1, *(rng.randrange(node) for node in range(1, DRAFTS))) for _ in slots
-            )
+            parents = tuple(grow_tree(rng.choice, DRAFTS, 2) for _ in slots)
             return Step(
                 ForwardMode.TARGET_VERIFY,
                 lengths=(DRAFTS,) * ROWS,
@@ -122,21 +119,6 @@ def _step(kind: str, seed: int) -> Step:
 def _tensors(holder: Any) -> dict[str, Tensor]:
     values = {field.name: getattr(holder, field.name) for field in fields(holder)}
     return {name: value for name, value in values.items() if isinstance(value, Tensor)}
-
-
-def _captured(backend: sconv.Backend, step: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-    """Capture a call as the device does; return a function that replays it, and its result."""
-    if backend.device.type == "cuda":
-        stream = torch.cuda.Stream(backend.device)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):
-            step()  # compilation may sync, a capture may not
-        torch.cuda.synchronize(backend.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            result = step()
-        return graph.replay, result
-    recording = record(step)
-    return recording.replay, recording.result
 
 
 class _Births(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -186,13 +168,14 @@ class Graphs:
             outputs = harness.convolve(batch, inputs)
             if step.mode is ForwardMode.TARGET_VERIFY:
                 none = torch.full((ROWS,), -1, device=backend.device)
+                padded = torch.zeros_like(none)
                 commit = backend.update_mamba_state_after_mtp_verify
-                commit(none, none, none, req_pool_indices=none)
+                commit(none, none, none, req_pool_indices=padded)
             return outputs
 
-        if backend.device.type == "cuda":
-            # A kernel launch has no fake counterpart; the driver refuses a sync in a capture.
-            _, outputs = _captured(backend, recorded)
+        if has_graphs(backend.device):
+            # A kernel launch has no fake counterpart; the device refuses a sync in a capture.
+            _, outputs = capture(backend.device, recorded)
         else:
             with FakeTensorMode(allow_non_fake_inputs=True):
                 outputs = recorded()
@@ -235,7 +218,7 @@ class Graphs:
             return harness.convolve(batch, inputs)
 
         backend.init_forward_metadata_out_graph(batch, in_capture=True)
-        replay, outputs = _captured(backend, step)
+        replay, outputs = capture(backend.device, step)
         for seed in (1, 2, 3):
             other = _step(kind, seed)
             for layer in backend.pool.layers:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..batch import ForwardBatch, ForwardMode
 
-__all__ = ["Step", "links_of", "rows_of"]
+__all__ = ["Step", "grow_tree", "links_of", "rows_of"]
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,22 @@ class Step:
                     if self.track_lengths is None or targets is None
                     else tensor(self.track_lengths),
                 )
+
+
+def grow_tree(
+    choose: Callable[[Sequence[int]], int], draft_tokens: int, topk: int
+) -> tuple[int, ...]:
+    """Return the parents of one row's nodes; no node gets more than ``topk`` children.
+
+    Args:
+        choose: Picks a parent among the nodes that may have one child more.
+        draft_tokens: Nodes, the root included.
+        topk: ``draft_topk`` of the spec.
+    """
+    parents = [-1]
+    for node in range(1, draft_tokens):
+        parents.append(choose([above for above in range(node) if parents.count(above) < topk]))
+    return tuple(parents)
 
 
 def links_of(

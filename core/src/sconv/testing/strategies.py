@@ -17,7 +17,7 @@ from torch import Tensor
 from ..batch import ForwardMode
 from ..pool import ConvStatePool
 from ..spec import StateSpec, Stream, WindowLayout
-from .steps import Step
+from .steps import Step, grow_tree
 
 __all__ = ["SENTINEL", "Adopted", "adopted_pools", "dtypes", "live_slots", "specs", "steps"]
 
@@ -133,7 +133,7 @@ def steps(
             parents = None
             if spec.draft_topk > 1 and draw(st.booleans()):
                 parents = tuple(
-                    (-1, *(draw(st.integers(0, node - 1)) for node in range(1, dtn)))
+                    grow_tree(lambda nodes: draw(st.sampled_from(nodes)), dtn, spec.draft_topk)
                     for _ in range(rows)
                 )
             return Step(

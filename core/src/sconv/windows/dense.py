@@ -12,6 +12,7 @@ from torch import Tensor
 from ..dense_ops import node_places, select_nodes
 from ..errors import GraphBufferError, SpecError
 from ..spec import StateSpec, WindowLayout
+from ..wording import kind_of
 
 __all__ = ["VerifyWindows"]
 
@@ -57,10 +58,14 @@ class VerifyWindows:
                 "windows: an engine's verify windows are dense, and the spec asks for "
                 f"window_layout={spec.window_layout!r}: say 'auto' or 'dense', or give no windows"
             )
+        if not isinstance(layers, Sequence):
+            raise SpecError(f"windows is {kind_of(layers)}: expected one tensor per layer")
         if len(layers) != spec.num_layers:
             raise SpecError(f"windows: {len(layers)} tensors for {spec.num_layers} layers")
         for number, layer in enumerate(layers):
             tail = cls.row_shape(spec, number)
+            if not isinstance(layer, Tensor):
+                raise SpecError(f"windows: layer {number} is {kind_of(layer)}: expected a tensor")
             if layer.dtype != spec.dtype or layer.dim() != 4 or tuple(layer.shape[1:]) != tail:
                 raise SpecError(
                     f"windows: layer {number} is {list(layer.shape)} {layer.dtype}, expected "
