@@ -8,7 +8,7 @@ without one reads row 0, whose values are selected away, and writes back what it
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +27,7 @@ from .state_rows import StateRows
 __all__ = ["DenseBackend", "Gathers", "Taps"]
 
 
-@dataclass(frozen=True, slots=True)
-class Taps:
+class Taps(NamedTuple):
     """What a convolution multiplies and adds; the same for all parts of one call."""
 
     weight: Tensor  # [D, K]
@@ -179,7 +178,9 @@ class DenseBackend(BackendBase):
         # Without rows all tokens are padding, and a gather would have no row to read.
         if meta.num_tokens == 0 or meta.batch_size == 0:
             return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-        taps = Taps(weight.reshape(weight.shape[0], -1), bias, activation, residual)
+        if weight.dim() == 3:
+            weight = weight.squeeze(1)
+        taps = Taps(weight, bias, activation, residual)
         state = self._state(layer_id, stream)
         if meta.forward_mode is ForwardMode.DECODE:
             y = self._decode(x, taps, state, meta)

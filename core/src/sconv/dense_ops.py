@@ -109,7 +109,7 @@ def sum_taps(
     residual: bool,
     out: Tensor | None = None,
 ) -> Tensor:
-    """``act(bias + sum_j taps[j] * columns[j]) (+ taps[-1])`` in float32, not yet rounded. In graph.
+    """``act(bias + sum_j taps[j] * columns[j]) (+ taps[-1])`` in float32, not rounded. In graph.
 
     The one place where the order of the additions is written down; what else convolves must give
     the same bits.
@@ -145,9 +145,7 @@ def _round_sum(
     out: Tensor,
 ) -> None:
     direct = out if out.dtype is torch.float32 else None
-    acc = sum_taps(
-        taps, columns, bias=bias, activation=activation, residual=residual, out=direct
-    )
+    acc = sum_taps(taps, columns, bias=bias, activation=activation, residual=residual, out=direct)
     if direct is None:
         out.copy_(acc)
 

@@ -53,6 +53,11 @@ class StateRows:
         windows = self._state.index_select(0, rows).transpose(1, 2)
         return windows if out is None else out.copy_(windows)
 
+    def window(self, row: int) -> Tensor:
+        """Return a view of one window, ``[K-1, D]``; writing to it writes the state."""
+        window = self._state.select(0, row)
+        return window if self._time_major else window.t()
+
     def write(self, rows: Tensor, windows: Tensor) -> None:
         """Write windows ``[B, K-1, D]`` in the state's dtype.
 
