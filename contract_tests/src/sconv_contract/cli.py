@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from .behaviour import hardware, simulated
 from .behaviour.command import run_behaviour
 from .behaviour.rules import BEHAVIOUR
 from .check import check, chosen_rules
@@ -32,18 +34,30 @@ def verify(argv: Sequence[str]) -> int:
             return _explain(options.explain)
         if options.list:
             return _list()
+        if sum(one is not None for one in (options.target, options.tree, options.behaviour)) > 1:
+            parser.error("name one thing: a target, --tree DIR or --behaviour NAME")
         if options.tree is not None:
             if options.hook is None:
                 parser.error("--tree needs --hook NAME")
             return _tree(options)
+        if options.simulated is not None and (options.on_hardware or options.behaviour is None):
+            parser.error("--simulated goes with --behaviour NAME, and not with --on-hardware")
+        if options.on_hardware:
+            return _on_hardware(options, argv)
+        if options.print:
+            parser.error("--print goes with --on-hardware")
         if options.behaviour is not None:
-            return _behaviour(options)
+            return _behaviour(options, argv)
         if options.target is None:
             parser.error("name a folder, a distribution or an entry point")
         return _static(options)
     except TargetError as exc:
         print(f"sconv verify: {exc}", file=sys.stderr)
-        return _FAILED
+    except Exception:
+        # Python's own exit code for it is 1, which says that there are findings.
+        traceback.print_exc()
+        print("sconv verify: that is a fault of sconv-contract, not of yours", file=sys.stderr)
+    return _FAILED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -74,6 +88,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--behaviour", metavar="NAME", help="run the behaviour suite on an installed backend"
     )
+    parser.add_argument(
+        "--simulated",
+        choices=simulated.SIMULATED,
+        help="with --behaviour: in a process that has a simulated device of this type",
+    )
+    parser.add_argument(
+        "--on-hardware",
+        action="store_true",
+        help="print how a backend is proven on its device, and do it where the device is",
+    )
+    parser.add_argument("--print", action="store_true", help="with --on-hardware: print it alone")
     return parser
 
 
@@ -97,10 +122,40 @@ def _tree(options: argparse.Namespace) -> int:
     return _CLEAN if report.clean else _FOUND
 
 
-def _behaviour(options: argparse.Namespace) -> int:
+def _behaviour(options: argparse.Namespace, argv: Sequence[str]) -> int:
+    if options.simulated is None:
+        return _run_behaviour(options, options.behaviour, [])
+    code = simulated.verify_in_child(argv)
+    if code is not None:
+        return code
+    subject = simulated.simulated_subject(options.behaviour)
+    return _run_behaviour(options, options.behaviour, [subject])
+
+
+def _on_hardware(options: argparse.Namespace, argv: Sequence[str]) -> int:
+    name = options.behaviour or options.target
+    if name is None:
+        for device in ("npu", "cuda"):
+            print("\n".join(hardware.recipe_for(device).lines("NAME")))
+        if options.print:
+            return _CLEAN
+        raise TargetError("name a backend to do it: sconv verify --on-hardware NAME")
+    recipe = hardware.recipe_for(hardware.device_of(name))
+    if not options.print:
+        code = hardware.verify_in_child(recipe, argv)
+        if code is not None:
+            return code
+    if options.print or options.output is not None or _format(options) == "text":
+        print("\n".join(recipe.lines(name)))
+    if options.print:
+        return _CLEAN
+    return _run_behaviour(options, name, [hardware.hardware_subject(recipe, name)])
+
+
+def _run_behaviour(options: argparse.Namespace, name: str, subjects: Sequence[str]) -> int:
     rules = chosen_rules(BEHAVIOUR, _ids(options.select), _ids(options.ignore))
-    project = locate(options.behaviour).pyproject
-    report = run_behaviour(options.behaviour, expectations=read_expectations(project), rules=rules)
+    known = read_expectations(locate(name).pyproject)
+    report = run_behaviour(name, expectations=known, rules=rules, subjects=subjects)
     _write(FORMATS[_format(options)](report), options.output)
     return _CLEAN if report.clean else _FOUND
 
@@ -140,4 +195,7 @@ def _write(text: str, output: str | None) -> None:
     if output is None:
         print(text)
     else:
-        Path(output).write_text(text + "\n", encoding="utf-8")
+        try:
+            Path(output).write_text(text + "\n", encoding="utf-8")
+        except OSError as exc:
+            raise TargetError(f"the report cannot be written: {exc}") from exc

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from sconv.discovery import select
 from sconv.errors import BackendNotFoundError, BackendUnavailableError, PluginError
+from sconv.plugin import BackendInfo
 from sconv.wording import one_line
 
 from ..expected import Expectations
@@ -17,7 +18,7 @@ from ..findings import Finding, Report
 from ..target import TargetError
 from .rules import BEHAVIOUR, rule_of
 
-__all__ = ["run_behaviour"]
+__all__ = ["refuse_without_needs", "run_behaviour", "selected"]
 
 _NEEDED: Final = ("pytest", "hypothesis", "torch")
 
@@ -34,13 +35,11 @@ class TestBackend(BackendContract):
 """
 
 
-def run_behaviour(
-    name: str, *, expectations: Expectations | None = None, rules: Sequence[str] = tuple(BEHAVIOUR)
-) -> Report:
-    """Run the suite on an installed backend and return its state by rule.
+def refuse_without_needs() -> None:
+    """Check that what the suite needs is installed.
 
     Raises:
-        TargetError: The backend is not installed or cannot run here, or the suite cannot.
+        TargetError: It is not.
     """
     missing = [one for one in _NEEDED if importlib.util.find_spec(one) is None]
     if missing:
@@ -48,12 +47,42 @@ def run_behaviour(
             f"the behaviour suite needs {', '.join(missing)}:"
             " pip install 'sconv-contract[behaviour]'"
         )
+
+
+def selected(name: str) -> BackendInfo:
+    """Return an installed backend that can run here.
+
+    Raises:
+        TargetError: It is not installed, is broken, or cannot run here.
+    """
     try:
-        info = select(name)
+        return select(name)
     except (BackendNotFoundError, BackendUnavailableError) as exc:
         raise TargetError(str(exc)) from exc
     except PluginError as exc:
         raise TargetError(f"{exc}; sconv verify {name} says what to change") from exc
+
+
+def run_behaviour(
+    name: str,
+    *,
+    expectations: Expectations | None = None,
+    rules: Sequence[str] = tuple(BEHAVIOUR),
+    subjects: Sequence[str] = (),
+) -> Report:
+    """Run the suite on an installed backend and return its state by rule.
+
+    Args:
+        name: Of the backend.
+        expectations: Known findings.
+        rules: Those that are asked.
+        subjects: What else is to be said of what was checked.
+
+    Raises:
+        TargetError: The backend is not installed or cannot run here, or the suite cannot.
+    """
+    refuse_without_needs()
+    info = selected(name)
 
     import pytest
 
@@ -74,7 +103,11 @@ def run_behaviour(
         target=name,
         rules=list(rules),
         findings=sorted(findings),
-        subjects=[f"{info} on {info.device_type}", f"{collector.count} tests of the suite"],
+        subjects=[
+            f"{info} on {info.device_type}",
+            *subjects,
+            f"{collector.count} tests of the suite",
+        ],
         not_asked=not_asked,
         stale=stale,
     )

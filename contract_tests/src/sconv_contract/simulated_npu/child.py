@@ -9,10 +9,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from .errors import SimulationError
+
 __all__ = ["VARIABLE", "command_of", "environment"]
 
 #: Set in such a process, so that its tests know.
 VARIABLE: Final = "SCONV_SIM_NPU"
+
+_IMPOSSIBLE: Final = 2
 
 
 def environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -40,9 +44,12 @@ def run(python: Sequence[str], device_count: int = 2) -> int:
 
 
 def _main(device_count: str, first: str, *rest: str) -> None:
-    from .installing import install
+    try:
+        from .installing import install
 
-    install(int(device_count))
+        install(int(device_count))
+    except (ModuleNotFoundError, SimulationError) as exc:
+        sys.exit(_refused(exc))
     if first == "-c":
         sys.argv = ["-c", *rest[1:]]
         exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
@@ -55,6 +62,11 @@ def _main(device_count: str, first: str, *rest: str) -> None:
     module, *arguments = rest if first == "-m" else (first, *rest)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _refused(exc: Exception) -> int:
+    sys.stderr.write(f"sconv_contract.simulated_npu: {exc}\n")
+    return _IMPOSSIBLE
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 from typing import Any, Final
 
@@ -128,7 +127,6 @@ class graph:  # noqa: N801 - torch.npu.graph
 
     def __enter__(self) -> None:
         streams.synchronize()
-        gc.collect()
         memory.sweep()
         self._entered = streams.stream(self._stream)
         self._entered.__enter__()

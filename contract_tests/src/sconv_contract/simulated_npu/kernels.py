@@ -57,6 +57,8 @@ _WAITING: Final = frozenset(
         "aten::masked_select",
         "aten::nonzero",
         "aten::nonzero_numpy",
+        "aten::repeat_interleave.Tensor",
+        "aten::repeat_interleave.self_Tensor",
         "aten::unique_consecutive",
         "aten::unique_dim",
         "aten::unique_dim_consecutive",
@@ -143,7 +145,7 @@ class Kernel:
         return thread.device if index is None else index
 
     def _waits(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        if self.name in _WAITING or self.overload == "aten::repeat_interleave.Tensor":
+        if self.name in _WAITING or self.overload in _WAITING:
             return True
         if self.name not in _INDEXING:
             return False
