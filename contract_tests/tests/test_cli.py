@@ -189,6 +189,8 @@ def test_a_known_finding_that_vanished_or_expired_fails(case, tmp_path, capsys, 
         {"rule": '"SCV101"', "reason": '"x"'},
         {"rule": '"SCV101"', "reason": '"x"', "until": '"soon"'},
         {"rule": '"SCV999"', "reason": '"x"', "until": "9999-01-01"},
+        {"rule": '["SCV101"]', "reason": '"x"', "until": "9999-01-01"},
+        GOOD_ENTRY | {"where": "3"},
         GOOD_ENTRY | {"untill": "1"},
     ],
 )

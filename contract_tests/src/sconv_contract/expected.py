@@ -15,15 +15,14 @@ entry that matches nothing, and one whose day has passed, fail the run.
 from __future__ import annotations
 
 import datetime
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from .findings import Finding
+from .pyproject import TargetError, read_toml, table
 from .rules.every import EVERY
-from .target import TargetError
 
 __all__ = ["Expectation", "Expectations", "read_expectations"]
 
@@ -88,11 +87,8 @@ def read_expectations(pyproject: Path | None, today: datetime.date | None = None
     day = datetime.date.today() if today is None else today
     if pyproject is None or not pyproject.is_file():
         return Expectations((), day)
-    try:
-        data = tomllib.loads(pyproject.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise TargetError(f"{pyproject}: {exc}") from exc
-    section = data.get("tool", {}).get("sconv", {}).get("contract", {}).get("expected", [])
+    contract = table(pyproject, read_toml(pyproject), "tool", "sconv", "contract")
+    section = contract.get("expected", [])
     if not isinstance(section, list):
         raise TargetError(f"{pyproject}: tool.sconv.contract.expected is no array of tables")
     return Expectations(tuple(_entry(pyproject, entry) for entry in section), day)
@@ -103,7 +99,8 @@ def _entry(pyproject: Path, entry: Any) -> Expectation:
     if not isinstance(entry, dict) or set(entry) - _KEYS:
         raise TargetError(f"{what} has other keys than {', '.join(sorted(_KEYS))}: {entry}")
     rule, reason, until = entry.get("rule"), entry.get("reason"), entry.get("until")
-    if rule not in EVERY:
+    where = entry.get("where", "")
+    if not isinstance(rule, str) or rule not in EVERY:
         raise TargetError(f"{what} names the rule {rule!r}, which does not exist")
     if not isinstance(reason, str) or not reason.strip():
         raise TargetError(f"{what} for {rule} gives no reason")
@@ -114,4 +111,6 @@ def _entry(pyproject: Path, entry: Any) -> Expectation:
             raise TargetError(f"{what} for {rule}: until = {until!r} is no date") from exc
     if isinstance(until, datetime.datetime) or not isinstance(until, datetime.date):
         raise TargetError(f"{what} for {rule} gives no day until which it is expected")
-    return Expectation(str(rule), str(entry.get("where", "")), reason, until)
+    if not isinstance(where, str):
+        raise TargetError(f"{what} for {rule}: where = {where!r} is no file and no hook")
+    return Expectation(rule, where, reason, until)

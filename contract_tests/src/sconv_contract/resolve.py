@@ -25,6 +25,8 @@ __all__ = ["ClassRef", "Found", "Place", "Project", "Source", "absolute"]
 #: Packages whose source is never read: large, and known to define no hooks.
 _OPAQUE: Final = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "triton", "pluggy"}
 
+_COMPILED: Final = frozenset({".pyd", ".pyx", ".so"})
+
 _MAX_DEPTH: Final = 24
 
 
@@ -50,6 +52,17 @@ class Project:
     def read_file(self, name: str, path: Path) -> Source | None:
         """Return a file as a module, also where another one answers to its name."""
         return self._read(name, path)
+
+    def compiled(self, name: str) -> bool:
+        """Whether a module is there as machine code alone, which nobody can read."""
+        parent, _, last = name.rpartition(".")
+        folders = [self._folder(parent)] if parent else self.roots
+        return any(
+            file.suffix in _COMPILED and file.name.partition(".")[0] == last
+            for folder in folders
+            if folder is not None
+            for file in folder.glob(f"{last}.*")
+        )
 
     def scope(self, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> Scope:
         """Return the names that the body of a class or function defines."""

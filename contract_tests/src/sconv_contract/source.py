@@ -54,12 +54,19 @@ def walk(root: Path) -> Iterator[Path]:
         below = []
         for entry in entries:
             name = entry.name
-            if entry.is_dir():
+            if _is_folder(entry):
                 if not name.startswith(".") and name not in _SKIPPED:
                     below.append(entry.path)
-            elif name.endswith((".py", ".pyi")) and entry.is_file():
+            elif name.endswith((".py", ".pyi")) and os.path.isfile(entry.path):
                 yield Path(entry.path)
         pending.extend(reversed(below))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself
+        return False
 
 
 def decode(raw: bytes) -> str:

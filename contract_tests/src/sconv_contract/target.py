@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -14,17 +13,13 @@ from urllib.parse import unquote, urlparse
 from importlib_metadata import PackageNotFoundError, distribution, distributions
 
 from sconv.discovery import GROUP
-from sconv.errors import SconvError
 from sconv.installed import canonical, entries
 from sconv.wording import did_you_mean
 
+from .pyproject import TargetError, read_text, read_toml, table
 from .source import walk
 
 __all__ = ["EntryPoint", "Target", "TargetError", "locate"]
-
-
-class TargetError(SconvError):
-    """There is nothing to verify, or it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,15 +190,9 @@ def _tops(root: Path) -> Iterator[Path]:
 
 
 def _from_pyproject(path: Path) -> tuple[list[EntryPoint], str]:
-    text = path.read_text(encoding="utf-8")
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as exc:
-        raise TargetError(f"{path}: {exc}") from exc
-    project: dict[str, Any] = data.get("project", {})
-    poetry: dict[str, Any] = data.get("tool", {}).get("poetry", {})
-    points = project.get("entry-points", {}).get(GROUP, {})
-    points |= poetry.get("plugins", {}).get(GROUP, {})
+    data, text = read_toml(path), read_text(path)
+    project, poetry = table(path, data, "project"), table(path, data, "tool", "poetry")
+    points = table(path, project, "entry-points", GROUP) | table(path, poetry, "plugins", GROUP)
     name = project.get("name") or poetry.get("name") or ""
     return [
         EntryPoint(key, str(value), path, _line(text, key, str(value)))
@@ -214,7 +203,7 @@ def _from_pyproject(path: Path) -> tuple[list[EntryPoint], str]:
 def _from_setup_cfg(path: Path) -> list[EntryPoint]:
     if not path.is_file():
         return []
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path)
     parser = configparser.ConfigParser(interpolation=None)
     try:
         parser.read_string(text)

@@ -18,7 +18,7 @@ from ..target import EntryPoint
 from .rule import Rule, Where
 from .wiring import UNVERIFIABLE
 
-__all__ = ["ENTRY_POINT", "OPEN", "RULES", "entry_point", "returned_classes", "unreadable"]
+__all__ = ["ENTRY_POINT", "OPEN", "RULES", "entry_point", "no_source", "returned_classes"]
 
 ENTRY_POINT: Final = Rule(
     "SCV203",
@@ -47,10 +47,10 @@ def entry_point(
         return [], [*problems, ENTRY_POINT.found(where, text)]
     source = project.source(module)
     if source is None:
-        if any(unreadable(path, module) for path in project.unreadable):
-            text = f"the module {module!r} of {point.name} cannot be read"
+        why, is_open = no_source(project, module)
+        text = f"{point.name} = {point.value!r}: {why}"
+        if is_open:
             return [], [*problems, UNVERIFIABLE.found(where, text, leaves_open=OPEN)]
-        text = f"{point.name} = {point.value!r}: there is no module {module!r}"
         return [], [*problems, ENTRY_POINT.found(where, text)]
     classes: list[ClassRef] = []
     for found in project.find(f"{module}.{attribute}"):
@@ -66,10 +66,18 @@ def entry_point(
     return classes, problems
 
 
-def unreadable(path: Path, module: str) -> bool:
-    """Whether a file that could not be read is the one that answers to a module's name."""
-    parts = module.split(".")
-    return path.stem == parts[-1] or (path.stem == "__init__" and path.parent.name == parts[-1])
+def no_source(project: Project, module: str) -> tuple[str, bool]:
+    """Return why a module has no source, and whether it may be right all the same."""
+    if any(_answers_to(path, module) for path in project.unreadable):
+        return f"the module {module!r} cannot be read", True
+    if project.compiled(module):
+        return f"the module {module!r} is compiled, and its source is not here", True
+    return f"there is no module {module!r}", False
+
+
+def _answers_to(path: Path, module: str) -> bool:
+    name = module.rpartition(".")[2]
+    return path.stem == name or (path.stem == "__init__" and path.parent.name == name)
 
 
 def _name_problems(point: EntryPoint, distribution: str) -> Iterator[str]:

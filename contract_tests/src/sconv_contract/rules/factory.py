@@ -11,9 +11,9 @@ from sconv.wording import did_you_mean
 from ..findings import Finding
 from ..resolve import ClassRef, Project
 from .description import FACTORY, INFO, Description
-from .entry import OPEN, returned_classes, unreadable
+from .entry import no_source, returned_classes
 from .rule import Where
-from .wiring import UNVERIFIABLE
+from .wiring import OPEN, UNVERIFIABLE
 
 __all__ = ["factory_classes", "layouts"]
 
@@ -32,10 +32,11 @@ def factory_classes(
         return [], [FACTORY.found(where, f"the factory {value!r} is not of the form 'module:attr'")]
     source = project.source(module)
     if source is None:
-        if any(unreadable(path, module) for path in project.unreadable):
-            text = f"the module of the factory {value!r} cannot be read"
+        why, is_open = no_source(project, module)
+        text = f"the factory {value!r}: {why}"
+        if is_open:
             return [], [UNVERIFIABLE.found(where, text, leaves_open=OPEN)]
-        return [], [FACTORY.found(where, f"the factory {value!r}: there is no module {module!r}")]
+        return [], [FACTORY.found(where, text)]
     classes: list[ClassRef] = []
     problems: list[Finding] = []
     for found in project.find(f"{module}.{attribute}"):
@@ -63,7 +64,7 @@ def factory_classes(
                 unknown = True
         if unknown:
             text = f"what the factory {value!r} returns cannot be followed"
-            problems.append(UNVERIFIABLE.found(where, text, leaves_open=("SCV207",)))
+            problems.append(UNVERIFIABLE.found(where, text, leaves_open=OPEN))
     return classes, problems
 
 

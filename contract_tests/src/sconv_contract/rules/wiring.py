@@ -12,10 +12,10 @@ from ..contract import Hook
 from ..findings import Finding
 from ..members import Method, members, own_nodes
 from ..resolve import ClassRef, Project
-from . import signature
+from . import ingraph, signature
 from .rule import Rule, Where
 
-__all__ = ["RULES", "UNVERIFIABLE", "check_class", "marks_hooks"]
+__all__ = ["OPEN", "RULES", "UNVERIFIABLE", "check_class", "marks_hooks"]
 
 UNKNOWN_HOOK: Final = Rule(
     "SCV201",
@@ -70,7 +70,12 @@ OPTIONS: Final = Rule(
 
 RULES: Final = (UNKNOWN_HOOK, MARKER, UNVERIFIABLE, ABSENT, TWICE, OPTIONS)
 
-_OPEN: Final = (*signature.OPEN, "SCV201", "SCV202", "SCV207", "SCV208", "SCV209")
+#: What stays unanswered about a class that cannot be followed, recorded code included.
+OPEN: Final = (
+    *signature.OPEN,
+    *("SCV201", "SCV202", "SCV207", "SCV208", "SCV209"),
+    *(rule.id for rule in ingraph.RULES),
+)
 
 _ATTRIBUTES: Final = ("forward_metadata", "pool")
 
@@ -109,7 +114,7 @@ def check_class(
             " change are not checked",
             fix=f"Install the distribution of {base} beside this one, or add its folder with"
             " --search-path.",
-            leaves_open=_OPEN,
+            leaves_open=OPEN,
         )
 
 
@@ -219,7 +224,7 @@ def _unknown_hook(method: Method, hook: str, hooks: Mapping[str, Hook]) -> Findi
 
 def _open(method: Method, hook: Hook) -> Finding:
     return UNVERIFIABLE.found(
-        _where(method), f"{hook.name}: {method.unknown}", hook=hook.name, leaves_open=_OPEN
+        _where(method), f"{hook.name}: {method.unknown}", hook=hook.name, leaves_open=OPEN
     )
 
 
