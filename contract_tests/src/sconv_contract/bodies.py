@@ -29,7 +29,7 @@ from .kinds import (
     join,
     of_annotation,
 )
-from .members import Function, Method
+from .methods import Function, Method
 from .resolve import ClassRef, Place, Project
 from .rules import ingraph
 from .rules.rule import Rule, Where

@@ -6,7 +6,8 @@ import ast
 from typing import TYPE_CHECKING, Final
 
 from .kinds import HOST, MASK, SELF, TENSOR, TENSORS, object_kind
-from .members import Function, Method, members
+from .members import members
+from .methods import Function, Method
 from .resolve import ClassRef, Found, Place
 from .rules import ingraph
 from .shapes import annotated

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .kinds import HOST, TENSOR, object_kind, of_annotation
-from .members import Method, members, own_nodes
+from .members import members
+from .methods import Method, own_nodes
 from .resolve import ClassRef, Place, Project
 from .tensor_calls import ALLOCATING
 

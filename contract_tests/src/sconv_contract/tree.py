@@ -14,10 +14,10 @@ from pathlib import Path
 
 from .contract import STEP
 from .findings import Finding, Report
-from .members import Function, own_nodes
+from .methods import Function, own_nodes
+from .reads import is_read
 from .rules import RULES
 from .rules.rule import Where
-from .rules.signature import is_read
 from .scopes import blocks, live
 from .source import SourceError, parse, walk
 from .target import TargetError

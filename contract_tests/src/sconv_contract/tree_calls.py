@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .members import own_nodes
+from .methods import own_nodes
 
 __all__ = ["Call", "calls_in", "mentions"]
 

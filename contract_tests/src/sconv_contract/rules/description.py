@@ -12,7 +12,7 @@ from sconv.plugin import BackendInfo, Capabilities
 from sconv.wording import did_you_mean
 
 from ..findings import Finding
-from ..members import Function, own_nodes
+from ..methods import Function, own_nodes
 from ..resolve import Place, Project
 from ..target import EntryPoint
 from .entry import ENTRY_POINT, OPEN

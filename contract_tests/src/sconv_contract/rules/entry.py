@@ -12,7 +12,7 @@ from sconv.installed import canonical
 from sconv.wording import did_you_mean
 
 from ..findings import Finding
-from ..members import Function, own_nodes
+from ..methods import Function, own_nodes
 from ..resolve import ClassRef, Found, Place, Project
 from ..target import EntryPoint
 from .rule import Rule, Where

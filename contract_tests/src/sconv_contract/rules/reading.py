@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from ..contract import DISCOVERY, STEP
+from ..decorators import is_marker
 from ..findings import Finding
-from ..members import is_marker
 from ..resolve import Place, Project, Source
 from ..scopes import blocks
 from ..source import SourceError

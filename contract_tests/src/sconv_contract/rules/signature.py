@@ -13,7 +13,8 @@ from sconv.wording import did_you_mean
 
 from ..contract import Hook
 from ..findings import Finding
-from ..members import Function, Method, own_nodes
+from ..methods import Function, Method, own_nodes
+from ..reads import is_read, only_raises, parameters_of
 from .rule import Rule, Where
 
 __all__ = ["OPEN", "RULES", "check"]
@@ -140,78 +141,18 @@ def check(method: Method, hook: Hook) -> Iterator[Finding]:
     yield from _kind(method.function, hook, where)
     yield from _parameters(method.function, hook, where)
     for wrapper in method.wrappers:
-        if not _passes_on(wrapper, names):
+        if not _passes_on(wrapper.function, names):
             yield HIDDEN.found(
                 where,
                 f"{hook.name} is called through a wrapper that takes"
-                f" ({ast.unparse(wrapper.args)}), not ({', '.join(names)})",
+                f" ({ast.unparse(wrapper.function.args)}), not ({', '.join(names)})",
                 hook=hook.name,
             )
-    for name in hook.must_use:
+    for name in hook.must_use if not only_raises(method.function) else ():
         if name in names and not is_read(method.function, name):
             yield UNUSED.found(
                 where, f"{hook.name} accepts {name!r} and never reads it", hook=hook.name
             )
-
-
-def is_read(function: Function, name: str) -> bool:
-    """Return whether a body reads a parameter.
-
-    ``del name``, a bare ``name`` and ``_ = name`` are not reads, nor is reading what was assigned
-    to the name first.
-    """
-    return _reads(function, name, frozenset())
-
-
-def _reads(function: Function, name: str, seen: frozenset[str]) -> bool:
-    if not seen and _is_overwritten(function, name):
-        return False
-    body: Sequence[ast.AST] = [function.body] if isinstance(function, ast.Lambda) else function.body
-    pending = list(body)
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.Expr) and _is_name(node.value, name):
-            continue
-        if isinstance(node, ast.Assign) and _is_name(node.value, name):
-            for target in node.targets:
-                if not isinstance(target, ast.Name):
-                    return True
-                if target.id not in seen | {name} and _reads(function, target.id, seen | {name}):
-                    return True
-            continue
-        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
-            return True
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and any(
-            argument.arg == name for argument in _every(node.args)
-        ):
-            continue  # a parameter of its own
-        pending.extend(ast.iter_child_nodes(node))
-    return False
-
-
-def _is_overwritten(function: Function, name: str) -> bool:
-    """Whether a parameter certainly gets another value, or is deleted, before it is read."""
-    if isinstance(function, ast.Lambda):
-        return False
-    for statement in function.body:
-        loads = any(
-            isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
-            for node in ast.walk(statement)
-        )
-        if loads:
-            return False
-        match statement:
-            case ast.Assign(targets=targets) | ast.Delete(targets=targets):
-                if any(_is_name(target, name) for target in targets):
-                    return True
-            case ast.AnnAssign(target=target, value=ast.expr()):
-                if _is_name(target, name):
-                    return True
-            case ast.Expr():
-                continue
-            case _:
-                return False
-    return False
 
 
 def _kind(function: Function, hook: Hook, where: Where) -> Iterator[Finding]:
@@ -236,7 +177,7 @@ def _parameters(function: Function, hook: Hook, where: Where) -> Iterator[Findin
             fix="Add self.",
             hook=hook.name,
         )
-    given = {argument.arg for argument in _every(arguments)}
+    given = {argument.arg for argument in parameters_of(arguments)}
     if first is not None and first not in hook.parameters:
         given.discard(first)
         positional = positional[1:]
@@ -308,18 +249,9 @@ def _named(arguments: ast.arguments) -> list[str]:
     return every + [one.arg for one in arguments.kwonlyargs]
 
 
-def _every(arguments: ast.arguments) -> list[ast.arg]:
-    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    return every + [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
-
-
 def _with_default(arguments: ast.arguments) -> set[str]:
     positional = [*arguments.posonlyargs, *arguments.args]
     count = len(arguments.defaults)
     names = {one.arg for one in positional[len(positional) - count :]} if count else set()
     pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     return names | {one.arg for one, default in pairs if default is not None}
-
-
-def _is_name(node: ast.AST | None, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name

@@ -10,7 +10,8 @@ from sconv.wording import did_you_mean
 
 from ..contract import Hook
 from ..findings import Finding
-from ..members import Method, members, own_nodes
+from ..members import members
+from ..methods import Method, own_nodes
 from ..resolve import ClassRef, Project
 from . import ingraph, signature
 from .rule import Rule, Where
