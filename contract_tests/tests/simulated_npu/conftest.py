@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,22 +15,24 @@ from torch import Tensor
 
 from sconv_contract import simulated_npu
 
-HERE = os.path.dirname(__file__)
 SIMULATED = os.environ.get("SCONV_SIM_NPU") == "1"
 
 if SIMULATED:
     simulated_npu.install()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+class Elsewhere(pytest.Module):
+    """A file of tests that this process cannot run."""
+
+    def collect(self):
+        reason = "needs a process of its own: ../test_simulated_npu.py starts one for all of them"
+        pytest.skip(reason, allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
     """A process with the device is no good for other tests, and needs variables of its own."""
-    if not SIMULATED:
-        reason = (
-            "needs a process of its own: test_simulated_npu.py starts one, with SCONV_SIM_NPU=1"
-        )
-        for item in items:
-            if str(item.path).startswith(HERE):
-                item.add_marker(pytest.mark.skip(reason=reason))
+    kind = pytest.Module if SIMULATED else Elsewhere
+    return kind.from_parent(parent, path=module_path)
 
 
 @dataclass
