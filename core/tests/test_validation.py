@@ -491,6 +491,7 @@ def test_hook_2_a_must_use_parameter_that_is_dropped(body):
         "x = y = req_pool_indices\nreturn y",
         "def later():\n    def still_later():\n        return req_pool_indices",
         "del last_correct_step_indices\nreturn req_pool_indices",
+        "raise NotImplementedError('no verify windows')",
     ],
 )
 def test_a_must_use_parameter_that_is_read(body):
@@ -525,6 +526,8 @@ def test_what_is_not_python_counts_as_reading():
         ([("LOAD_FAST", "rows"), ("NOP", None), ("POP_TOP", None)], False),
         ([("LOAD_FAST", "rows"), ("STORE_FAST_LOAD_FAST", ("unused", "other"))], False),
         ([("DELETE_FAST", "rows")], False),
+        ([("LOAD_GLOBAL", "Error"), ("RAISE_VARARGS", 1)], True),
+        ([("RAISE_VARARGS", 1), ("RETURN_CONST", None)], False),
     ],
 )
 def test_the_instructions_of_other_python_releases(monkeypatch, instructions, read):

@@ -17,6 +17,7 @@ from .findings import Finding, Report
 from .members import members
 from .resolve import ClassRef, Place, Project, Source
 from .rules import RULES
+from .rules.afterwards import changed_afterwards, made_otherwise
 from .rules.description import Description, read_info
 from .rules.entry import ENTRY_POINT, entry_point
 from .rules.every import EVERY
@@ -24,7 +25,7 @@ from .rules.factory import factory_classes, layouts
 from .rules.imports import imports
 from .rules.reading import stray_marks, unreadable_file
 from .rules.rule import Where
-from .rules.wiring import UNVERIFIABLE, check_class
+from .rules.wiring import UNVERIFIABLE, check_class, marks_hooks
 from .scopes import blocks
 from .shapes import Shape, shape_of
 from .source import walk
@@ -103,6 +104,7 @@ class _Check:
         self.not_asked: dict[str, str] = {}
         self.sources: list[Source] = []
         self._checked: set[ast.AST] = set()
+        self._hooked: set[ast.AST] = set()
         self._files: set[Path] = set()
         self._shapes: dict[str, Shape | None] = {}
 
@@ -144,6 +146,7 @@ class _Check:
                 yield from self._class(ref, STEP | DISCOVERY, whole=False)
         for source in self.sources:
             yield from stray_marks(self.project, source, self._checked)
+            yield from changed_afterwards(self.project, source, self._checked, self._hooked)
         for path, problem in self.project.unreadable.items():
             yield unreadable_file(path, problem)
 
@@ -208,15 +211,22 @@ class _Check:
     def _class(self, ref: ClassRef, hooks: Mapping[str, Hook], *, whole: bool) -> list[Finding]:
         if ref.node in self._checked:
             return []
-        for order in self.project.mro(ref)[0]:
+        orders = self.project.mro(ref)[0]
+        has_hooks = whole
+        for order in orders:
             self._checked |= {one.node for one in order}
-            for variants in members(self.project, order).values():
+            methods = members(self.project, order)
+            has_hooks |= marks_hooks(methods)
+            for variants in methods.values():
                 self._checked |= {one.function for one in variants if one.function is not None}
         found = list(
             check_class(
                 self.project, ref, hooks, whole=whole, attributes=whole and "short_conv" in hooks
             )
         )
+        if has_hooks:
+            self._hooked |= {one.node for order in orders for one in order}
+            found += made_otherwise(self.project, ref, orders)
         if whole:
             self.subjects.append(f"class {ref.path}")
         # What an installed base does wrong is its own distribution's to repair.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from .methods import Function
 
-__all__ = ["is_read", "only_raises", "parameters_of"]
+__all__ = ["is_read", "parameters_of"]
 
 
 def parameters_of(arguments: ast.arguments) -> list[ast.arg]:
@@ -16,8 +16,7 @@ def parameters_of(arguments: ast.arguments) -> list[ast.arg]:
     return every + [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
 
 
-def only_raises(function: Function) -> bool:
-    """Whether a body does nothing but raise, so that what it drops is not lost without a word."""
+def _only_raises(function: Function) -> bool:
     if isinstance(function, ast.Lambda):
         return False
     body = [statement for statement in function.body if not _is_docstring(statement)]
@@ -32,8 +31,10 @@ def is_read(function: Function, name: str) -> bool:
     """Return whether a body reads a parameter.
 
     ``del name``, a bare ``name`` and ``_ = name`` are not reads, nor is reading what was assigned
-    to the name first.
+    to the name first. A body that does nothing but raise loses no argument without a word.
     """
+    if _only_raises(function):
+        return True
     return _reads(function, name, frozenset())
 
 

@@ -20,7 +20,7 @@ from .places import ClassRef, Found, Place, Source, absolute, imported, until
 from .scopes import Live, Scope, live
 from .source import SourceError, parse
 
-__all__ = ["ClassRef", "Found", "Place", "Project", "Source", "absolute"]
+__all__ = ["ClassRef", "Found", "Place", "Project", "Source", "absolute", "is_opaque"]
 
 #: Packages whose source is never read: large, and known to define no hooks.
 _OPAQUE: Final = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "triton", "pluggy"}
@@ -72,7 +72,7 @@ class Project:
 
     def find(self, path: str, depth: int = 0) -> list[Found]:
         """Return what a dotted path may name."""
-        if depth > _MAX_DEPTH or path.partition(".")[0] in _OPAQUE:
+        if depth > _MAX_DEPTH or is_opaque(path):
             return [Found(path)]
         parts = path.split(".")
         for count in range(len(parts), 0, -1):
@@ -321,9 +321,14 @@ def _module_in(folder: Path, name: str) -> Path | None:
     return package if package.is_dir() else None
 
 
+def is_opaque(path: str) -> bool:
+    """Whether a path leads into a package that is not read and is known to define no hooks."""
+    return path.partition(".")[0] in _OPAQUE
+
+
 def _harmless(path: str) -> bool:
     """Whether a base that is not read can hold no hooks: the standard library's and torch's."""
     top, _, rest = path.partition(".")
     if top == "builtins":
         return hasattr(builtins, rest)
-    return top in _OPAQUE or top == "typing_extensions"
+    return is_opaque(path) or top == "typing_extensions"

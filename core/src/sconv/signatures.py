@@ -82,10 +82,18 @@ def is_read(function: Callable[..., Any], name: str) -> bool:
     """Return whether the body reads a parameter, as far as its bytecode tells.
 
     ``del name``, a bare ``name`` and ``_ = name`` are not reads, nor is reading what was assigned
-    to the name first. What is not Python counts as reading: it cannot be known.
+    to the name first. What is not Python counts as reading: it cannot be known. So does a body that
+    only raises: it loses no argument without a word.
     """
     code = getattr(unwrapped(function), "__code__", None)
-    return not isinstance(code, CodeType) or _reads(code, name, frozenset())
+    if not isinstance(code, CodeType) or _only_raises(code):
+        return True
+    return _reads(code, name, frozenset())
+
+
+def _only_raises(code: CodeType) -> bool:
+    names = {instruction.opname for instruction in dis.get_instructions(code)}
+    return "RAISE_VARARGS" in names and names.isdisjoint(("RETURN_CONST", "RETURN_VALUE"))
 
 
 def _levels(function: Callable[..., Any]) -> list[Callable[..., Any]]:

@@ -14,7 +14,7 @@ from sconv.wording import did_you_mean
 from ..contract import Hook
 from ..findings import Finding
 from ..methods import Function, Method, own_nodes
-from ..reads import is_read, only_raises, parameters_of
+from ..reads import is_read, parameters_of
 from .rule import Rule, Where
 
 __all__ = ["OPEN", "RULES", "check"]
@@ -148,7 +148,7 @@ def check(method: Method, hook: Hook) -> Iterator[Finding]:
                 f" ({ast.unparse(wrapper.function.args)}), not ({', '.join(names)})",
                 hook=hook.name,
             )
-    for name in hook.must_use if not only_raises(method.function) else ():
+    for name in hook.must_use:
         if name in names and not is_read(method.function, name):
             yield UNUSED.found(
                 where, f"{hook.name} accepts {name!r} and never reads it", hook=hook.name

@@ -1,0 +1,199 @@
+"""SCV206: what gives a class other hooks than its body shows, while or after it is made."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
+
+from ..contract import DISCOVERY, STEP
+from ..decorators import returned
+from ..findings import Finding
+from ..methods import own_nodes
+from ..resolve import ClassRef, Found, Place, Project, Source, is_opaque
+from .rule import Where
+from .wiring import OPEN, UNVERIFIABLE
+
+__all__ = ["changed_afterwards", "made_otherwise"]
+
+_HOOKS: Final = STEP.keys() | DISCOVERY.keys()
+
+#: Packages whose class decorators leave methods as they are.
+_PLAIN: Final = frozenset({"attr", "attrs", "typing_extensions"})
+
+_SETTERS: Final = frozenset({"__delattr__", "__setattr__", "delattr", "setattr"})
+
+_MAX_DEPTH: Final = 4
+
+
+def made_otherwise(
+    project: Project, ref: ClassRef, orders: Sequence[Sequence[ClassRef]]
+) -> Iterator[Finding]:
+    """Report decorators, metaclasses and ``__init_subclass__`` that may change a class's hooks.
+
+    Args:
+        project: Where names are looked up.
+        ref: The class.
+        orders: Its method resolution orders.
+    """
+    bases = {base.node: base for order in orders for base in order}
+    for base in bases.values():
+        if is_opaque(base.path):
+            continue
+        where = Where.of(base.place.source.path, base.node)
+        for decorator in base.node.decorator_list:
+            target = decorator.func if isinstance(decorator, ast.Call) else decorator
+            called = isinstance(decorator, ast.Call)
+            for found in project.evaluate(target, base.place.at(base.node)):
+                if not _keeps_hooks(project, found, called=called):
+                    yield _open(where, ref, f"the class decorator @{ast.unparse(target)}")
+        for keyword in base.node.keywords:
+            if keyword.arg == "metaclass":
+                for found in project.evaluate(keyword.value, base.place.at(base.node)):
+                    if not _is_plain_metaclass(project, found):
+                        yield _open(where, ref, f"the metaclass {ast.unparse(keyword.value)}")
+        known = project.scope(base.node).get("__init_subclass__")
+        for statement in known.definitions if known is not None else ():
+            if not isinstance(statement, ast.FunctionDef) or _changes_argument(
+                project, statement, base.inside, 0
+            ):
+                yield _open(where, ref, f"{base.node.name}.__init_subclass__")
+
+
+def changed_afterwards(
+    project: Project, source: Source, seen: Collection[ast.AST], hooked: Collection[ast.AST]
+) -> Iterator[Finding]:
+    """Report attributes that are set or deleted from outside of a class's body.
+
+    Args:
+        project: Where names are looked up.
+        source: The module.
+        seen: Classes that were checked.
+        hooked: Those of them with hooks.
+    """
+    for node, place in _nodes(source.tree, Place(source)):
+        name: object = None
+        target: ast.expr | None = None
+        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+            name, target = node.attr, node.value
+        elif isinstance(node, ast.Call) and _sets(node):
+            target, given = node.args[0], node.args[1]
+            name = given.value if isinstance(given, ast.Constant) else "?"
+        if target is None or (name not in _HOOKS and name != "?"):
+            continue
+        classes = _classes_of(project, target, place)
+        # Any name may be a hook's, and a hook's name may be any object's: one of both must show.
+        if (name == "?" and classes & set(hooked)) or (
+            name != "?" and not (classes and classes <= set(seen) - set(hooked))
+        ):
+            shown = name if name != "?" else f"an attribute of {ast.unparse(target)}"
+            yield UNVERIFIABLE.found(
+                Where.of(source.path, node),
+                f"{shown} is set or deleted after its class was made",
+                hook=str(name) if name in _HOOKS else "",
+                leaves_open=OPEN,
+            )
+
+
+def _open(where: Where, ref: ClassRef, what: str) -> Finding:
+    return UNVERIFIABLE.found(
+        where,
+        f"class {ref.node.name}: {what} may change its hooks",
+        fix="Write the hooks with def in the class, and let what makes it leave them alone.",
+        leaves_open=OPEN,
+    )
+
+
+def _keeps_hooks(project: Project, decorator: Found, *, called: bool) -> bool:
+    """Whether a class decorator certainly returns its class with the hooks that it had."""
+    if is_opaque(decorator.path) or decorator.path.partition(".")[0] in _PLAIN:
+        return True
+    function, place = decorator.node, decorator.place
+    if not isinstance(function, ast.FunctionDef) or place is None:
+        return False
+    inside = place.inside(function)
+    if called:
+        inner = returned(project, function, inside)
+        if not isinstance(inner, ast.FunctionDef):
+            return False
+        function, place, inside = inner, inside, inside.inside(inner)
+    is_same = returned(project, function, inside) == "parameter"
+    return is_same and not _changes_argument(project, function, place, 0)
+
+
+def _changes_argument(
+    project: Project, function: ast.FunctionDef, place: Place, depth: int
+) -> bool:
+    """Whether a function may set attributes of its first argument, by names that do not show."""
+    if not function.args.args:
+        return True
+    name, inside = function.args.args[0].arg, place.inside(function)
+    for node in own_nodes(function):
+        if not isinstance(node, ast.Call):
+            continue
+        if _sets(node) and _is_name(node.args[0], name):
+            given = node.args[1]
+            if not isinstance(given, ast.Constant) or given.value in _HOOKS:
+                return True
+        elif node.args and _is_name(node.args[0], name):
+            for found in project.evaluate(node.func, inside):
+                if (
+                    isinstance(found.node, ast.FunctionDef)
+                    and found.place is not None
+                    and (
+                        depth > _MAX_DEPTH
+                        or _changes_argument(project, found.node, found.place, depth + 1)
+                    )
+                ):
+                    return True
+    return False
+
+
+def _is_plain_metaclass(project: Project, found: Found) -> bool:
+    if not isinstance(found.node, ast.ClassDef) or found.place is None:
+        return is_opaque(found.path) or found.path.startswith("builtins.")
+    makes = ("__new__", "__init__", "__call__", "__prepare__")
+    ref = ClassRef(found.path, found.node, found.place)
+    orders, unseen = project.mro(ref)
+    return not unseen and not any(
+        name in project.scope(base.node) for order in orders for base in order for name in makes
+    )
+
+
+def _classes_of(project: Project, target: ast.expr, place: Place) -> set[ast.AST]:
+    """Return the classes that an expression may be, or be an object of."""
+    if len(place.chain) > 1 and isinstance(target, ast.Name):
+        owner, method = place.chain[-2], place.chain[-1]
+        given = getattr(getattr(method, "args", None), "args", [])
+        if isinstance(owner, ast.ClassDef) and given and given[0].arg == target.id:
+            return {owner}
+    classes: set[ast.AST] = set()
+    for found in project.evaluate(target, place):
+        if isinstance(found.node, ast.ClassDef):
+            classes.add(found.node)
+        elif isinstance(found.node, ast.Call) and found.place is not None:
+            made = project.evaluate(found.node.func, found.place)
+            classes |= {one.node for one in made if isinstance(one.node, ast.ClassDef)}
+    return classes
+
+
+def _sets(node: ast.Call) -> bool:
+    """Whether a call is setattr or delattr, in any of their spellings."""
+    function = node.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name in _SETTERS and len(node.args) > 1
+
+
+def _is_name(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _nodes(tree: ast.AST, place: Place) -> Iterator[tuple[ast.AST, Place]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.AnnAssign) and node.value is None:
+            continue  # it sets nothing
+        yield node, place
+        scoped = isinstance(
+            node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+        )
+        yield from _nodes(node, place.inside(node) if scoped else place)
