@@ -1,0 +1,1 @@
+"""The Ascend backend of sconv; ``sconv.load_backend("ascend", ...)`` finds it."""

@@ -1,0 +1,35 @@
+"""What ``BackendInfo.factory`` names. Importing it makes torch know the device ``npu``."""
+
+from __future__ import annotations
+
+import torch
+
+from sconv.errors import BackendUnavailableError
+from sconv.pool import ConvStatePool
+from sconv.spec import StateSpec
+
+from .backend import AscendBackend
+from .runtime import load_torch_npu
+
+__all__ = ["create"]
+
+# At import: core names the device before it calls the factory.
+load_torch_npu()
+
+
+def create(*, spec: StateSpec, device: torch.device, pool: ConvStatePool | None) -> AscendBackend:
+    """Build the backend; the entry point's factory.
+
+    Raises:
+        BackendUnavailableError: torch_npu finds no device.
+    """
+    npu = torch.get_device_module("npu")
+    if not npu.is_available():
+        raise BackendUnavailableError(
+            f"Ascend backend requested, but torch_npu finds {npu.device_count()} devices: see "
+            "ASCEND_RT_VISIBLE_DEVICES, or choose another backend"
+        )
+    if device.index is None:
+        # Named as its tensors name it, so that devices can be compared.
+        device = torch.device("npu", npu.current_device())
+    return AscendBackend(spec=spec, device=device, pool=pool)
