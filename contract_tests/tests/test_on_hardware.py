@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import types
 from pathlib import Path
@@ -144,3 +145,18 @@ def test_a_simulated_device_is_no_hardware(under_the_variables, monkeypatch, cap
     assert verify("--on-hardware", "made") == 2
     assert "this process has a simulated npu" in capsys.readouterr().err
     assert not under_the_variables
+
+
+def test_the_page_of_commands_has_every_option_and_recipe(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text()
+    section = page.split("\n## sconv verify\n")[1].split("\n## ")[0]
+    described = re.findall(r"^\| `(--[a-z-]+)", section, re.MULTILINE)
+    with pytest.raises(SystemExit):
+        verify("--help")
+    options = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help"}
+    assert set(described) == options
+    for device in ("npu", "cuda"):
+        recipe = hardware.recipe_for(device)
+        row = next(line for line in section.splitlines() if line.startswith(f"| `{device}`"))
+        for key, value in recipe.environment.items():
+            assert f"{key}={value}" in row

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from sconv import discovery
+from sconv.wording import one_line_error
 
 from ..simulated_npu.state import settings
 from ..target import TargetError
@@ -125,17 +126,22 @@ def hardware_subject(recipe: Recipe, name: str) -> str:
     Raises:
         TargetError: The backend cannot run here, or there is no such device.
     """
-    selected(name)
     if settings.devices:
         raise TargetError("this process has a simulated npu: --on-hardware needs another one")
-    import torch
-
+    try:
+        # First, because a library that torch loads with itself may know of devices whose files are
+        # hidden, and a probe asks it if it is there.
+        import torch
+    except (ImportError, RuntimeError) as exc:
+        selected(name)  # its reason says more
+        raise TargetError(f"torch cannot be imported: {one_line_error(exc)}") from exc
+    selected(name)
     try:
         module: Any = torch.get_device_module(recipe.device)
         count = module.device_count() if module.is_available() else 0
         product = module.get_device_name(0) if count else ""
     except (AttributeError, RuntimeError) as exc:
-        raise TargetError(f"torch has no {recipe.device} device: {exc}") from exc
+        raise TargetError(f"torch has no {recipe.device} device: {one_line_error(exc)}") from exc
     if not count:
         raise TargetError(f"torch finds no {recipe.device} device on this machine")
     versions = ", ".join(f"{package} {_version(package)}" for package in recipe.packages)
