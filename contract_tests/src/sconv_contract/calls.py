@@ -3,191 +3,106 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from .kinds import HOST, MASK, SELF, TENSOR, TENSORS, object_kind
+from .decorators import wrappers_of
+from .kinds import HOST, SELF, TENSORS, object_kind
 from .members import members
-from .methods import Function, Method
+from .methods import Function, Method, Wrapper
+from .operators import TENSOR_LIKE, Operators
 from .resolve import ClassRef, Found, Place
-from .rules import ingraph
 from .shapes import annotated
-from .tensor_calls import (
-    ALLOCATING,
-    BOOLEAN,
-    DYNAMIC,
-    HOST_FUNCTIONS,
-    HOST_METHODS,
-    LOGGING,
-    SEQUENCES,
-    SYNCING_FUNCTIONS,
-    SYNCING_METHODS,
-)
 
 if TYPE_CHECKING:
-    from .bodies import Frame, Recorded
+    from .expressions import Expressions
 
 __all__ = ["Calls"]
-
-_TENSOR_LIKE: Final = (TENSOR, MASK)
-
-#: Built-ins that ask a tensor for its value.
-_ASKING: Final = frozenset({"bool", "complex", "float", "int", "range", "round"})
-_COMPARING: Final = frozenset({"all", "any", "max", "min", "sorted"})
-_SHOWING: Final = frozenset({"ascii", "format", "print", "repr", "str"})
 
 
 class Calls:
     """Evaluates the calls of one function."""
 
-    def __init__(self, recorded: Recorded, frame: Frame) -> None:
-        """Report through ``recorded`` what the calls of ``frame`` do."""
-        self.recorded = recorded
-        self.frame = frame
+    def __init__(self, expressions: Expressions) -> None:
+        """Evaluate arguments with ``expressions``, and report where they do."""
+        self.expressions = expressions
+        self.recorded, self.frame = expressions.recorded, expressions.frame
+        self.operators = Operators(expressions)
 
     def call(self, node: ast.Call) -> str:
         """Return the kind of a call's result, reporting what it does."""
         kinds = [self._value(argument) for argument in node.args]
         named = {keyword.arg or "**": self._value(keyword.value) for keyword in node.keywords}
-        function = node.func
+        function = self._called(node.func)
         if isinstance(function, ast.Attribute):
             if _is_super(function.value):
-                return self._methods(self._inherited(function.attr), node, kinds, named, SELF)
+                return self._methods(self._inherited(function.attr), kinds, named, SELF)
             owner = self._value(function.value)
             shape = self.recorded.shape(owner)
             if shape is not None:
                 variants = shape.methods.get(function.attr, [])
-                return self._methods(variants, node, kinds, named, owner)
-            if owner in (*_TENSOR_LIKE, TENSORS):
-                return self._method(node, function, owner, kinds)
+                if function.attr in shape.attributes:
+                    return self._object(shape.attributes[function.attr], kinds, named)
+                return self._methods(variants, kinds, named, owner)
+            if owner in (*TENSOR_LIKE, TENSORS):
+                return self.operators.method(node, function, owner, kinds)
+        if isinstance(function, ast.Name | ast.Call):
+            kind = self._value(function)
+            if self.recorded.shape(kind) is not None:
+                return self._object(kind, kinds, named)
         found = self.recorded.project.evaluate(function, self.frame.inside)
         paths = {one.path for one in found}
+        if "functools.partial" in paths and node.args:
+            # It will be called with these arguments, and perhaps with more.
+            made = ast.Call(func=node.args[0], args=node.args[1:], keywords=node.keywords)
+            return self.call(ast.copy_location(made, node))
+        if self.operators.outside(node, paths, [*kinds, *named.values()]):
+            return HOST
         torch_names = {path.rpartition(".")[2] for path in paths if path.startswith("torch.")}
         if torch_names:
-            return self._torch(node, torch_names, kinds, named)
+            return self.operators.torch(node, torch_names, kinds, named)
         if isinstance(function, ast.Name) and f"builtins.{function.id}" in paths:
-            return self._builtin(node, function.id, kinds)
+            return self.operators.builtin(node, function.id, kinds)
         if isinstance(function, ast.Attribute):
-            self._unknown_method(node, function, found, [*kinds, *named.values()])
+            self.operators.unknown(node, function, found, [*kinds, *named.values()])
         result = HOST
         for one in found:
             if one.place is None or isinstance(function, ast.Subscript):
                 continue  # kernel[grid](...) is no Python
             if isinstance(one.node, ast.FunctionDef | ast.Lambda):
-                result = self._function(one.node, one.place, node, kinds, named, result)
+                result = self._function(one.node, one.place, kinds, named, result)
             elif isinstance(one.node, ast.ClassDef):
-                result = self._constructor(one, node, kinds, named)
+                result = self._constructor(one, kinds, named)
         return result
 
-    def output(self, shown: ast.expr, node: ast.AST) -> None:
-        """Report an expression that is formatted, if it is a tensor."""
-        if self._value(shown) in (*_TENSOR_LIKE, TENSORS):
-            message = f"{ast.unparse(shown)} is formatted, which copies the tensor to the host"
-            self.recorded.tell(self.frame, ingraph.OUTPUT, node, message)
+    def methods(self, variants: list[Method], owner: str) -> str:
+        """Follow functions that reading an attribute runs; return the kind of their result."""
+        return self._methods(variants, [], {}, owner)
+
+    def context(self, kind: str) -> str:
+        """Follow what a ``with`` on an object of this kind runs; return what it enters with."""
+        shape = self.recorded.shape(kind)
+        if shape is None:
+            return kind
+        self._methods(shape.methods.get("__exit__", []), [], {}, kind)
+        return self._methods(shape.methods.get("__enter__", []), [], {}, kind)
+
+    def _called(self, function: ast.expr) -> ast.expr:
+        """Return the attribute behind a local name for a method, or behind getattr."""
+        match function:
+            case ast.Name(id=name) if name in self.frame.methods:
+                return self.frame.methods[name]
+            case ast.Call(func=ast.Name(id="getattr"), args=[owner, ast.Constant(value=str(name))]):
+                attribute = ast.Attribute(value=owner, attr=name, ctx=ast.Load())
+                return ast.copy_location(attribute, function)
+            case _:
+                return function
 
     def _value(self, node: ast.expr | None) -> str:
-        return self.recorded.value(self.frame, node, self)
-
-    def _sync(self, node: ast.AST, what: str) -> None:
-        message = f"{what} makes the host wait for a value of the device"
-        self.recorded.tell(self.frame, ingraph.SYNC, node, message)
-
-    def _dynamic(self, node: ast.AST, what: str) -> str:
-        message = f"{what} has a shape that depends on values"
-        self.recorded.tell(self.frame, ingraph.DYNAMIC_SHAPE, node, message)
-        return TENSOR
-
-    def _allocation(self, node: ast.AST, what: str) -> str:
-        # Elsewhere a result is new memory by nature, and lives in the graph's own pool.
-        if self.recorded.hook.name == "init_forward_metadata_in_graph":
-            message = f"{what} allocates"
-            self.recorded.tell(self.frame, ingraph.ALLOCATION, node, message)
-        return TENSOR
-
-    def _method(self, node: ast.Call, function: ast.Attribute, owner: str, kinds: list[str]) -> str:
-        name, shown = function.attr, ast.unparse(node)
-        if owner == TENSORS:
-            return HOST if name not in ("pop", "copy") else TENSOR
-        if name in SYNCING_METHODS or name in SYNCING_FUNCTIONS:
-            self._sync(node, shown)
-            return TENSOR if name == "cpu" else HOST
-        if name == "to" and _names_cpu(node):
-            self._sync(node, shown)
-        elif name in DYNAMIC or (name == "repeat_interleave" and _counts_values(node, kinds)):
-            return self._dynamic(node, shown)
-        elif name in ALLOCATING:
-            return self._allocation(node, shown)
-        if name in HOST_METHODS:
-            return HOST
-        if name in SEQUENCES:
-            return TENSORS
-        return MASK if name in BOOLEAN or (name == "to" and _names_bool(node)) else TENSOR
-
-    def _torch(
-        self, node: ast.Call, names: set[str], kinds: list[str], named: dict[str, str]
-    ) -> str:
-        shown = ast.unparse(node.func)
-        if names & SYNCING_FUNCTIONS:
-            self._sync(node, f"{shown}()")
-            return HOST
-        if names & DYNAMIC or ("where" in names and len(node.args) + len(node.keywords) == 1):
-            return self._dynamic(node, f"{shown}()")
-        if "repeat_interleave" in names and _counts_values(node, kinds[1:]):
-            return self._dynamic(node, f"{shown}()")
-        if names & ALLOCATING:
-            return self._allocation(node, f"{shown}()")
-        if names & SEQUENCES:
-            return TENSORS
-        if names & HOST_FUNCTIONS:
-            return HOST
-        if names & BOOLEAN:
-            return MASK
-        touched = {*kinds, *named.values()} & {*_TENSOR_LIKE, TENSORS}
-        return TENSOR if touched else HOST
-
-    def _builtin(self, node: ast.Call, name: str, kinds: list[str]) -> str:
-        tensors = [
-            argument
-            for argument, kind in zip(node.args, kinds, strict=True)
-            if kind in _TENSOR_LIKE
-        ]
-        if name in _ASKING and tensors:
-            message = f"{ast.unparse(node)} asks a tensor for its value"
-            self.recorded.tell(self.frame, ingraph.BRANCH, node, message)
-        elif name in _COMPARING and tensors:
-            message = f"{ast.unparse(node)} compares the values of a tensor in Python"
-            self.recorded.tell(self.frame, ingraph.BRANCH, node, message)
-        elif name in _SHOWING:
-            for argument in node.args:
-                self.output(argument, node)
-        elif name in ("list", "tuple", "reversed", "enumerate", "zip") and (
-            tensors or TENSORS in kinds
-        ):
-            return TENSORS
-        elif (name == "sum" and TENSORS in kinds) or (name == "abs" and tensors):
-            return TENSOR
-        return HOST
-
-    def _unknown_method(
-        self, node: ast.Call, function: ast.Attribute, found: list[Found], kinds: list[str]
-    ) -> None:
-        """A call on something that is not known: some are wrong on anything."""
-        name = function.attr
-        if any(one.node is not None for one in found):
-            return
-        if name in SYNCING_METHODS and not node.args:
-            self._sync(node, ast.unparse(node))
-        elif name == "nonzero" and not node.args:
-            self._dynamic(node, ast.unparse(node))
-        elif name == "to" and _names_cpu(node):
-            self._sync(node, ast.unparse(node))
-        elif name in LOGGING and any(kind in (*_TENSOR_LIKE, TENSORS) for kind in kinds):
-            message = f"{ast.unparse(node)} formats a tensor, which copies it to the host"
-            self.recorded.tell(self.frame, ingraph.OUTPUT, node, message)
+        return self.expressions.value(node)
 
     def _methods(
         self,
         variants: list[Method],
-        node: ast.Call,
         kinds: list[str],
         named: dict[str, str],
         owner: str,
@@ -198,17 +113,32 @@ class Calls:
             if method.function is None or method.place is None or method.kind == "class":
                 continue
             bound = None if method.kind == "staticmethod" else owner
-            passed = _arguments(method.function, kinds, named, bound=bound is not None)
-            kind = self.recorded.run(
-                method.function,
-                method.place,
-                passed,
-                method.owner,
-                self.frame.depth + 1,
-                bound=bound,
-            )
+            around = [*method.wrappers, Wrapper(method.function, method.place)]
+            result = self._run(around, kinds, named, method.owner, bound, result)
+        return result
+
+    def _run(
+        self,
+        functions: list[Wrapper],
+        kinds: list[str],
+        named: dict[str, str],
+        owner: ClassRef | None,
+        bound: str | None,
+        result: str,
+    ) -> str:
+        """Follow a function and what is wrapped around it; return the kind of the result."""
+        for function, place in functions:
+            passed = _arguments(function, kinds, named, bound=bound is not None)
+            depth = self.frame.depth + 1
+            kind = self.recorded.run(function, place, passed, owner, depth, bound=bound)
             result = kind if kind != HOST else result
         return result
+
+    def _object(self, kind: str, kinds: list[str], named: dict[str, str]) -> str:
+        """Follow the call of an object."""
+        shape = self.recorded.shape(kind)
+        variants = [] if shape is None else shape.methods.get("__call__", [])
+        return self._methods(variants, kinds, named, kind)
 
     def _inherited(self, name: str) -> list[Method]:
         owner = self.frame.owner
@@ -223,7 +153,6 @@ class Calls:
         self,
         function: Function,
         place: Place,
-        node: ast.Call,
         kinds: list[str],
         named: dict[str, str],
         result: str,
@@ -234,10 +163,9 @@ class Calls:
             return promised if promised != HOST else result
         if any(self._compiles(one, place) for one in getattr(function, "decorator_list", [])):
             return result
-        passed = _arguments(function, kinds, named, bound=False)
-        depth = self.frame.depth + 1
-        kind = self.recorded.run(function, place, passed, None, depth, bound=None)
-        return kind if kind != HOST else result
+        around = wrappers_of(self.recorded.project, function, place)
+        functions = [*around, Wrapper(function, place)]
+        return self._run(functions, kinds, named, None, None, result)
 
     def _compiles(self, decorator: ast.expr, place: Place) -> bool:
         """Whether a decorator makes a device kernel of a function, so that it is no Python."""
@@ -245,14 +173,12 @@ class Calls:
         paths = self.recorded.project.paths(target, place)
         return any(path.rpartition(".")[2] in ("jit", "kernel", "prim_func") for path in paths)
 
-    def _constructor(
-        self, found: Found, node: ast.Call, kinds: list[str], named: dict[str, str]
-    ) -> str:
+    def _constructor(self, found: Found, kinds: list[str], named: dict[str, str]) -> str:
         kind = object_kind(found.path)
         shape = self.recorded.shape(kind)
         own = found.place is not None and self.recorded.reported(found.place.source.path)
         if shape is not None and own:
-            self._methods(shape.methods.get("__init__", []), node, kinds, named, kind)
+            self._methods(shape.methods.get("__init__", []), kinds, named, kind)
         return kind
 
 
@@ -269,23 +195,3 @@ def _is_super(node: ast.expr) -> bool:
     return (
         isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
     )
-
-
-def _names_cpu(node: ast.Call) -> bool:
-    given = [*node.args, *(one.value for one in node.keywords if one.arg == "device")]
-    for argument in given:
-        if isinstance(argument, ast.Call) and argument.args:
-            argument = argument.args[0]
-        if isinstance(argument, ast.Constant) and argument.value == "cpu":
-            return True
-    return False
-
-
-def _names_bool(node: ast.Call) -> bool:
-    given = [*node.args, *(one.value for one in node.keywords if one.arg == "dtype")]
-    return any(isinstance(one, ast.Attribute) and one.attr == "bool" for one in given)
-
-
-def _counts_values(node: ast.Call, kinds: list[str]) -> bool:
-    known = any(keyword.arg == "output_size" for keyword in node.keywords)
-    return not known and any(kind in _TENSOR_LIKE for kind in kinds)

@@ -11,7 +11,7 @@ from sconv.hookspecs import PROJECT_NAME
 from .methods import Function, Method, Wrapper, own_nodes
 from .resolve import Place, Project
 
-__all__ = ["apply", "decorated", "is_marker", "returned"]
+__all__ = ["apply", "decorated", "is_marker", "returned", "wrappers_of"]
 
 _MARKERS: Final = {"sconv.hookimpl", "sconv.hookspecs.hookimpl"}
 
@@ -91,11 +91,7 @@ def _through(
     project: Project, decorator: ast.FunctionDef, place: Place, method: Method, *, factory: bool
 ) -> Method:
     """Apply a decorator that is a function whose source is here."""
-    inside = place.inside(decorator)
-    result = returned(project, decorator, inside)
-    if factory and isinstance(result, ast.FunctionDef):
-        decorator, inside = result, inside.inside(result)
-        result = returned(project, decorator, inside)
+    decorator, inside, result = _innermost(project, decorator, place, factory=factory)
     given = [*decorator.args.posonlyargs, *decorator.args.args]
     if result == "parameter" and given:
         return method
@@ -115,8 +111,34 @@ def _through(
     )
 
 
+def wrappers_of(project: Project, function: Function, place: Place) -> list[Wrapper]:
+    """Return the functions that decorators put around one, outermost first, as far as they show."""
+    around = []
+    for decorator in getattr(function, "decorator_list", ()):
+        target = decorator.func if isinstance(decorator, ast.Call) else decorator
+        for found in project.evaluate(target, place):
+            if isinstance(found.node, ast.FunctionDef) and found.place is not None:
+                factory = isinstance(decorator, ast.Call)
+                _, inside, result = _innermost(project, found.node, found.place, factory=factory)
+                if isinstance(result, ast.FunctionDef | ast.Lambda):
+                    around.append(Wrapper(result, inside))
+    return around
+
+
+def _innermost(
+    project: Project, decorator: ast.FunctionDef, place: Place, *, factory: bool
+) -> tuple[ast.FunctionDef, Place, Any]:
+    """Return the function that decorates, the place of its body, and what it returns."""
+    inside = place.inside(decorator)
+    result = returned(project, decorator, inside)
+    if factory and isinstance(result, ast.FunctionDef):
+        decorator, inside = result, inside.inside(result)
+        result = returned(project, decorator, inside)
+    return decorator, inside, result
+
+
 def returned(project: Project, function: ast.FunctionDef, inside: Place) -> Any:
-    """What a decorator returns: the function node, ``"parameter"`` for its own, else None."""
+    """Return what a decorator returns: a function's node, ``"parameter"`` for its own, or None."""
     results = [node.value for node in own_nodes(function) if isinstance(node, ast.Return)]
     if len(results) != 1 or results[0] is None:
         return None

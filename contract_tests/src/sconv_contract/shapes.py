@@ -75,6 +75,9 @@ def _attributes(project: Project, ref: ClassRef) -> Iterator[tuple[str, str]]:
     for statement in ref.node.body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             yield statement.target.id, annotated(project, statement.annotation, ref.place)
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            name = statement.targets[0].id
+            yield name, _assigned(project, statement.value, {}, ref.inside)
         if not isinstance(statement, ast.FunctionDef):
             continue
         inside = ref.inside.inside(statement)

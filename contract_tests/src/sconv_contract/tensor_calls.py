@@ -18,7 +18,19 @@ __all__ = [
 ]
 
 #: Methods that hand values to the host, whatever they are called on.
-SYNCING_METHODS: Final = frozenset({"cpu", "item", "numpy", "synchronize", "tolist"})
+SYNCING_METHODS: Final = frozenset(
+    {
+        "__bool__",
+        "__float__",
+        "__index__",
+        "__int__",
+        "cpu",
+        "item",
+        "numpy",
+        "synchronize",
+        "tolist",
+    }
+)
 
 #: Functions of torch, and methods of a tensor, whose result is a Python value.
 SYNCING_FUNCTIONS: Final = frozenset({"allclose", "equal", "is_nonzero", "synchronize"})
@@ -39,6 +51,7 @@ DYNAMIC: Final = frozenset(
 #: Functions that make a tensor out of nothing.
 ALLOCATING: Final = frozenset(
     {
+        "Tensor",
         "arange",
         "as_tensor",
         "empty",
