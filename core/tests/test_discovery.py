@@ -494,6 +494,21 @@ def test_dev_2_a_missing_compiled_module_breaks_only_its_own_backend(site):
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
 
+def test_a_factory_that_finds_out_that_it_cannot_run_says_so_once(site):
+    site.module(
+        "late_kernels",
+        "from sconv import BackendUnavailableError\n"
+        "raise BackendUnavailableError('no driver: run X') from OSError('libdriver.so')\n",
+    )
+    site.plugin("late", factory="late_kernels:create")
+    with pytest.raises(BackendUnavailableError) as caught:
+        resolve_factory(select("late"))
+    assert str(caught.value) == (
+        "backend 'late' of sconv-late 1.0 cannot run here: no driver: run X"
+    )
+    assert isinstance(caught.value.__cause__, OSError)
+
+
 @pytest.mark.parametrize(
     ("factory", "wanted"),
     [

@@ -139,3 +139,10 @@ def _import(module: str, *, wanted: str) -> Any:
             "pip install sconv-plugin-cpu (or sconv-plugin-cuda)",
             name="torch",
         ) from exc
+    except RuntimeError as exc:
+        from .torch_failure import torch_failure
+
+        reason = torch_failure(exc)
+        if reason is None:
+            raise
+        raise ImportError(reason, name="torch") from exc

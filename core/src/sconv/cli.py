@@ -20,6 +20,7 @@ from .discovery import ENVIRONMENT, backends, choose
 from .errors import PluginError, SconvError
 from .installed import Entry, damaged_metadata, entries, import_attribute
 from .plugin import Available, BackendInfo, Broken, Unavailable
+from .torch_failure import torch_failure
 from .wording import did_you_mean, one_line
 
 __all__ = ["COMMANDS", "main"]
@@ -59,6 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _BROKEN_PIPE
     except SconvError as exc:
         return _fail(str(exc))
+    except RuntimeError as exc:
+        reason = torch_failure(exc)
+        if reason is None:
+            raise
+        return _fail(reason, code=2)
     return code
 
 

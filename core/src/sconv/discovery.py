@@ -107,10 +107,14 @@ def resolve_factory(info: BackendInfo) -> Callable[..., Any]:
     Raises:
         PluginError: It cannot be imported or called. The text names the plugin, its distribution
             and the reference, and ends with the cause.
+        BackendUnavailableError: Its module found out that it cannot run here.
     """
     try:
         factory = import_attribute(info.factory)
     except PluginError as exc:
+        if isinstance(exc.__cause__, BackendUnavailableError):
+            text = f"{info} cannot run here: {exc.__cause__}"
+            raise BackendUnavailableError(text) from exc.__cause__.__cause__
         raise PluginError(f"{info}: its factory fails: {exc}") from exc.__cause__ or exc
     if not callable(factory):
         raise PluginError(f"{info}: its factory {info.factory!r} is {factory!r}, not a callable")

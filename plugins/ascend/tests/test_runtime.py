@@ -59,6 +59,17 @@ def test_a_successful_import_leaves_the_environment_as_it_was(
     assert AUTOLOAD not in os.environ
 
 
+def test_a_torch_npu_that_was_hidden_still_tells_its_cause(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """sconv-transformers hides a torch_npu that fails from transformers."""
+    put(monkeypatch, tmp_path, BROKEN)
+    monkeypatch.setattr(runtime, "version", lambda name: "2.13.0")
+    monkeypatch.setitem(sys.modules, "torch_npu", None)
+    with pytest.raises(BackendUnavailableError, match="cannot load CANN: ImportError: libhccl"):
+        load_torch_npu()
+
+
 def test_a_missing_torch_npu_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['torch_npu'] = None\n"

@@ -114,6 +114,9 @@ def _run(options: argparse.Namespace) -> Report:
 
     name = options.model if options.model is not None else _default_model()
     with status("loading PyTorch and transformers"):
+        from .extensions import hide_broken_extensions
+
+        hide_broken_extensions()
         from .session import Session
 
         device = _device(options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from importlib.metadata import PackageNotFoundError, version
 
 from sconv.errors import BackendUnavailableError
@@ -25,6 +26,9 @@ def load_torch_npu() -> None:
         BackendUnavailableError: It cannot be imported. The cause is in the same line.
     """
     before = os.environ.get(AUTOLOAD)
+    if sys.modules.get("torch_npu", "absent") is None:
+        # Hidden from others after it failed; here the cause is wanted.
+        sys.modules.pop("torch_npu", None)
     try:
         importlib.import_module("torch_npu")
     except Exception as exc:
