@@ -8,7 +8,7 @@ import torch
 from sconv_contract.behaviour.capturing import capture, has_graphs
 from sconv_contract.simulated_npu import HostSync, SilentFallback
 
-NPU = torch.device("npu", 0)
+NPU = torch.device("npu", 1)
 
 
 def test_the_device_has_graphs():
@@ -16,10 +16,16 @@ def test_the_device_has_graphs():
     assert not has_graphs(torch.device("cpu"))
 
 
+@pytest.fixture
+def conv(make):
+    """On the device that is not the current one."""
+    return make.on("npu:1")
+
+
 def test_a_right_call_is_captured_and_replayed(conv, make):
     replay, y = capture(NPU, conv.step)
-    conv.take(make.on("npu", 3))
-    conv.weight.copy_(make.on("npu", 3).weight)
+    conv.take(make.on("npu:1", 3))
+    conv.weight.copy_(make.on("npu:1", 3).weight)
     replay()
     assert torch.equal(y.cpu(), make.on("cpu", 3).step())
 

@@ -11,6 +11,7 @@ import torch
 from sconv_contract import simulated_npu
 from sconv_contract.simulated_npu import (
     HostSync,
+    MixedDevice,
     SimulationError,
     StaleAddress,
     UnlistedOperator,
@@ -47,6 +48,28 @@ def test_it_works_on_every_device(make):
     graph.replay()
     assert y.device.index == 1
     assert torch.equal(y.cpu(), expected.step())
+
+
+def test_a_capture_is_of_one_device(make):
+    conv, graph = make.on("npu:1"), torch.npu.NPUGraph()
+    with pytest.raises(MixedDevice, match="npu:1 in a capture on npu:0"), torch.npu.graph(graph):
+        conv.step()
+    with pytest.raises(SimulationError, match="its capture failed"):
+        graph.replay()
+
+
+def test_a_shape_that_changes_in_a_replay_is_no_silent_broadcast():
+    grow = simulated_npu.custom_op(
+        "npu::test_grow(Tensor x) -> Tensor",
+        lambda x: x.new_zeros(1) if x.is_meta or x[0] == 0 else x.new_zeros(1, 1),
+    )
+    x = torch.zeros(3, device="npu")
+    graph, y = captured(lambda: grow(x))
+    graph.replay()
+    assert y.tolist() == [0]
+    x.fill_(1)
+    with pytest.raises(SimulationError, match="depends on values"):
+        graph.replay()
 
 
 def test_a_count_of_the_host_is_baked_in():

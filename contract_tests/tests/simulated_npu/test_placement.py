@@ -12,6 +12,7 @@ import torch
 
 from sconv_contract import simulated_npu
 from sconv_contract.simulated_npu import MixedDevice, SimulationError
+from sconv_contract.simulated_npu.memory import memory
 
 
 def test_tensors_are_ordinary_and_say_where_they_are():
@@ -79,8 +80,10 @@ def test_an_address_is_never_handed_out_again():
 def test_nothing_is_kept_that_nobody_uses():
     gc.collect()
     before = torch.npu.memory_allocated()
+    live = len(memory._by_address)
     for _ in range(600):
         torch.empty(1 << 16, device="npu").add_(1).sum()
+        assert len(memory._by_address) <= max(256, 2 * live)
     gc.collect()
     assert torch.npu.memory_allocated() == before
 
@@ -163,10 +166,24 @@ def test_the_device_can_be_missing():
         assert torch.npu.device_count() == 0
         with pytest.raises(SimulationError, match="there are 0 devices"):
             torch.npu.set_device(0)
+        with pytest.raises(SimulationError, match="there are 0 devices"):
+            torch.ones(1).to("npu")
     finally:
         simulated_npu.set_available(True)
     with pytest.raises(SimulationError, match="there is no npu:2"):
         torch.npu.set_device(2)
+    with pytest.raises(SimulationError, match="there is no npu:2"):
+        torch.empty(1, device="npu:2")
+
+
+def test_it_can_be_the_default_device():
+    with torch.device("npu"):
+        x = torch.arange(4.0).index_copy_(0, torch.tensor([1, 1]), torch.zeros(2))
+        graph = torch.npu.NPUGraph()
+        with torch.npu.graph(graph):
+            y = x + torch.ones(4)
+        graph.replay()
+    assert y.tolist() == [1, 1, 3, 4]
 
 
 def test_the_library_has_a_stand_in():

@@ -31,14 +31,16 @@ def capture(device: torch.device, step: Callable[[], Any]) -> tuple[Callable[[],
         recording = record(step)
         return recording.replay, recording.result
     module: Any = torch.get_device_module(device)
-    with module.stream(module.Stream(device)):
-        step()  # compilation may sync, a capture may not
-        with _no_sync(module):
-            step()
-    module.synchronize(device)
-    graph = graph_class()
-    with module.graph(graph), _watched(device):
-        result = step()
+    # A capture is of the current device.
+    with module.device(device):
+        with module.stream(module.Stream(device)):
+            step()  # compilation may sync, a capture may not
+            with _no_sync(module):
+                step()
+        module.synchronize(device)
+        graph = graph_class()
+        with module.graph(graph), _watched(device):
+            result = step()
     return graph.replay, result
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .errors import SimulationError, StaleAddress
+from .errors import MixedDevice, SimulationError, StaleAddress
 from .memory import Allocation, memory, on_device
 from .operands import ShapeSide, tensors_in
 from .races import refuse_race
@@ -55,6 +55,12 @@ class _Call:
         out = self.kernel.operator(*args, **kwargs)
         for operand, value in zip(self.results, tensors_in([out]), strict=True):
             if operand is not None:
+                if (value.size(), value.dtype) != (operand.host.size(), operand.host.dtype):
+                    raise SimulationError(
+                        f"{self.kernel.overload} returns {value.dtype} {list(value.size())} in a"
+                        f" replay, and {operand.host.dtype} {list(operand.host.size())} in the"
+                        " capture: its shape depends on values"
+                    )
                 operand.host.copy_(value)
                 operand.allocation.written[self.kernel.name] += 1
         for operand in self.written:
@@ -92,8 +98,15 @@ class Capture:
         """Note a call and return its results, whose values nobody has computed.
 
         Raises:
+            MixedDevice: It runs on another device than the one that is captured.
             SimulationError: Its results' shapes cannot be told without its arguments' values.
         """
+        if index != self.index:
+            self.fail(f"{kernel.overload} runs on another device")
+            raise MixedDevice(
+                f"{kernel.overload} runs on npu:{index} in a capture on npu:{self.index}: capture"
+                f" under torch.npu.device({index})"
+            )
         shapes = ShapeSide(index, self)
         try:
             out = kernel.operator(*shapes.of(args), **shapes.of(kwargs))

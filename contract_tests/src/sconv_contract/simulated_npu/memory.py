@@ -22,6 +22,7 @@ from torch._C import DispatchKey, DispatchKeySet
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .errors import SimulationError
+from .state import settings
 
 __all__ = ["CPU_KERNELS", "POISON", "Allocation", "Memory", "memory", "on_device", "view_of"]
 
@@ -152,7 +153,14 @@ class Memory:
         self._lock = threading.RLock()
 
     def adopt(self, backing: torch.UntypedStorage, index: int) -> tuple[Allocation, Tensor]:
-        """Hand out an address for a storage of the host, and a tensor of the bytes there."""
+        """Hand out an address for a storage of the host, and a tensor of the bytes there.
+
+        Raises:
+            SimulationError: There is no such device, or none at the moment.
+        """
+        devices = settings.devices if settings.available else 0
+        if not 0 <= index < devices:
+            raise SimulationError(f"there is no npu:{index}; there are {devices} devices")
         with self._lock:
             address = self._next.get(index, (_FIRST_REGION + index) << _REGION_BITS) + _ALIGNMENT
             # One unit stays free behind every allocation: the end of one is not the next.
