@@ -11,7 +11,7 @@ from sconv.hookspecs import PROJECT_NAME
 
 from .places import ClassRef, Place
 
-__all__ = ["Function", "Method", "Wrapper", "own_nodes"]
+__all__ = ["Function", "Method", "Wrapper", "is_setter", "own_nodes"]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -65,6 +65,12 @@ class Method:
         """The hook that it implements, if it is marked."""
         name = self.options.get("specname")
         return name if isinstance(name, str) and name else self.name
+
+
+def is_setter(function: ast.expr) -> bool:
+    """Whether what is called is setattr or delattr, in any of their spellings."""
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name in ("__delattr__", "__setattr__", "delattr", "setattr")
 
 
 def own_nodes(function: ast.AST) -> Iterator[ast.AST]:

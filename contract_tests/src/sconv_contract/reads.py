@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from .methods import Function
 
-__all__ = ["is_read", "parameters_of"]
+__all__ = ["is_read", "is_read_by_key", "is_stub", "parameters_of"]
 
 
 def parameters_of(arguments: ast.arguments) -> list[ast.arg]:
@@ -16,15 +16,52 @@ def parameters_of(arguments: ast.arguments) -> list[ast.arg]:
     return every + [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
 
 
-def _only_raises(function: Function) -> bool:
-    if isinstance(function, ast.Lambda):
+def is_stub(function: Function) -> bool:
+    """Whether a function only declares: it is abstract, or has a docstring or ``...`` alone."""
+    for decorator in getattr(function, "decorator_list", ()):
+        name = decorator.attr if isinstance(decorator, ast.Attribute) else ast.unparse(decorator)
+        if name in ("abstractmethod", "overload"):
+            return True
+    return not isinstance(function, ast.Lambda) and not _body(function)
+
+
+def is_read_by_key(function: Function, name: str) -> bool:
+    """Return whether a function reads an argument that it takes in ``**kwargs``.
+
+    Handing the whole dictionary on is reading.
+    """
+    variadic = function.args.kwarg
+    if variadic is None:
         return False
-    body = [statement for statement in function.body if not _is_docstring(statement)]
+    keys, uses = set(), 0
+    for node in ast.walk(function):
+        match node:
+            case (
+                ast.Subscript(value=ast.Name(id=owner), slice=ast.Constant(value=key))
+                | ast.Call(
+                    func=ast.Attribute(value=ast.Name(id=owner), attr="get" | "pop"),
+                    args=[ast.Constant(value=key), *_],
+                )
+            ) if owner == variadic.arg:
+                keys.add(key)
+                uses -= 1
+            case ast.Name(id=owner, ctx=ast.Load()) if owner == variadic.arg:
+                uses += 1
+    return uses > 0 or name in keys
+
+
+def _only_raises(function: Function) -> bool:
+    body = [] if isinstance(function, ast.Lambda) else _body(function)
     return len(body) == 1 and isinstance(body[0], ast.Raise)
 
 
-def _is_docstring(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+def _body(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:
+    """Return what a function does, docstrings and ``...`` left out."""
+    return [
+        statement
+        for statement in function.body
+        if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
+    ]
 
 
 def is_read(function: Function, name: str) -> bool:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from .contract import STEP
 from .findings import Finding, Report
-from .methods import Function, own_nodes
-from .reads import is_read
+from .methods import Function, is_setter
+from .reads import is_read, is_read_by_key, is_stub
+from .refusals import forwarded_to, kind_problem, reasons
 from .rules import RULES
 from .rules.rule import Where
 from .scopes import blocks, live
@@ -140,12 +141,12 @@ def _check(definition: _Definition, hook: str, calls: Sequence[Call]) -> Iterato
             leaves_open=("SCV101",),
         )
         return
-    problem = _kind(function)
+    problem = kind_problem(function)
     if problem is not None:
         rule, text = problem
         yield RULES[rule].found(where, f"{owner}.{hook} {text}", hook=hook)
         return
-    inner = _forwarded(function, hook)
+    inner = forwarded_to(function, hook)
     if inner is not None:
         target = definition.siblings.get(inner)
         if target is None:
@@ -158,32 +159,21 @@ def _check(definition: _Definition, hook: str, calls: Sequence[Call]) -> Iterato
         else:
             yield from _refusals(definition, target, hook, calls, f" (through {inner})")
     yield from _refusals(definition, function, hook, calls, "")
-    for name in STEP[hook].must_use if hook in STEP else ():
-        named = {one.arg for one in [*function.args.args, *function.args.kwonlyargs]}
-        if name in named and not is_read(function, name):
+    if hook in STEP and not is_stub(function):
+        yield from _dropped(definition, function, hook)
+
+
+def _dropped(definition: _Definition, function: Function, hook: str) -> Iterator[Finding]:
+    named = {one.arg for one in [*function.args.args, *function.args.kwonlyargs]}
+    for name in STEP[hook].must_use:
+        is_taken = name in named or function.args.kwarg is not None
+        reads = is_read if name in named else is_read_by_key
+        if is_taken and not reads(function, name):
             yield RULES["SCV106"].found(
-                where, f"{owner}.{hook} accepts {name!r} and never reads it", hook=hook
+                definition.where,
+                f"{definition.owner}.{hook} accepts {name!r} and never reads it",
+                hook=hook,
             )
-
-
-def _kind(function: Function) -> tuple[str, str] | None:
-    if isinstance(function, ast.AsyncFunctionDef):
-        return "SCV107", "is async, and a plain call runs none of it"
-    if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in own_nodes(function)):
-        return "SCV107", "has a yield, so that a call runs none of it"
-    names = _decorators(function)
-    if names & {"property", "cached_property"}:
-        return "SCV108", "is a property, so that the call calls what it returns"
-    arguments = function.args
-    takes_one = arguments.args or arguments.posonlyargs or arguments.vararg
-    if not takes_one and "staticmethod" not in names:
-        return "SCV108", "has no self"
-    return None
-
-
-def _decorators(function: Function) -> set[str]:
-    every = getattr(function, "decorator_list", [])
-    return {decorator.id for decorator in every if isinstance(decorator, ast.Name)}
 
 
 def _refusals(
@@ -194,11 +184,11 @@ def _refusals(
     shapes: dict[tuple[int, frozenset[str], bool], list[Call]] = {}
     for call in calls:
         shapes.setdefault((call.positional, call.keywords, call.open), []).append(call)
-    reasons: dict[tuple[str, str, str], list[Call]] = {}
+    told: dict[tuple[str, str, str], list[Call]] = {}
     for alike in shapes.values():
-        for reason in _reasons(function, alike[0]):
-            reasons.setdefault(reason, []).extend(alike)
-    for (rule, text, fix), refused in reasons.items():
+        for reason in reasons(function, alike[0]):
+            told.setdefault(reason, []).extend(alike)
+    for (rule, text, fix), refused in told.items():
         shown = ", ".join(str(call) for call in refused[:3])
         more = f" and {len(refused) - 3} more" if len(refused) > 3 else ""
         yield RULES[rule].found(
@@ -209,82 +199,23 @@ def _refusals(
         )
 
 
-def _reasons(function: Function, call: Call) -> Iterator[tuple[str, str, str]]:
-    """Say why a definition would not accept a call: rule, text, fix."""
-    arguments = function.args
-    static = "staticmethod" in _decorators(function)
-    names = [one.arg for one in [*arguments.posonlyargs, *arguments.args]]
-    positional = names if static else names[1:]
-    by_position = positional[: call.positional]
-    if not static and names and names[0] in call.keywords:
-        yield "SCV108", f"has no self: {names[0]!r} receives the object", "Add self."
-        return
-    only_position = {one.arg for one in arguments.posonlyargs}
-    keyword_only = [one.arg for one in arguments.kwonlyargs]
-    accepted = {*positional, *keyword_only} - only_position
-    if call.positional > len(positional) and arguments.vararg is None:
-        yield (
-            "SCV101",
-            f"takes {len(positional)} arguments by position, not {call.positional}",
-            "Add the parameters that it lacks.",
-        )
-    for name in sorted(call.keywords):
-        if name in only_position:
-            yield "SCV104", f"has {name!r} positional-only", "Remove the /."
-        elif name not in accepted and arguments.kwarg is None:
-            yield "SCV101", f"lacks the parameter {name!r}", "Add the parameter."
-        elif name in by_position:
-            yield "SCV101", f"gets {name!r} by position and by name", "Order the parameters alike."
-    count = len(arguments.defaults)
-    required = positional[: len(positional) - count] if count else positional
-    required = [name for name in required if name not in by_position]
-    required += [
-        one.arg
-        for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-        if default is None
-    ]
-    for name in required:
-        if name not in call.keywords and not call.open:
-            yield (
-                "SCV102",
-                f"needs {name!r}, which is not passed",
-                "Remove the parameter, or let every call pass it.",
-            )
-
-
-def _forwarded(function: Function, hook: str) -> str | None:
-    """Return the function that gets this one's ``**kwargs``; None if it is the hook elsewhere."""
-    if function.args.kwarg is None:
-        return None
-    name = function.args.kwarg.arg
-    for node in own_nodes(function):
-        if not isinstance(node, ast.Call):
-            continue
-        for keyword in node.keywords:
-            if keyword.arg is None and isinstance(keyword.value, ast.Name):
-                if keyword.value.id != name:
-                    continue
-                target = node.func
-                inner = target.attr if isinstance(target, ast.Attribute) else None
-                inner = target.id if isinstance(target, ast.Name) else inner
-                # Another object's hook is among the definitions that are checked.
-                return None if inner == hook else inner or ast.unparse(target)
-    return None
-
-
 def _afterwards(tree: ast.Module, raw: bytes, path: Path, hook: str) -> Iterator[Finding]:
+    declared: set[ast.AST] = set()
     for node, _ in mentions(tree, raw, hook):
         match node:
-            case ast.Call(func=ast.Name(id="setattr"), args=[_, ast.Constant(value=name), *_]):
-                found = name == hook
-            case ast.Assign(targets=[ast.Attribute(attr=name)]):
-                found = name == hook
+            case ast.AnnAssign(target=target, value=None):
+                declared.add(target)  # it sets nothing
+                continue
+            case ast.Call(func=function, args=[_, ast.Constant(value=name), *_]):
+                found = name == hook and is_setter(function)
+            case ast.Attribute(attr=name, ctx=ast.Store() | ast.Del()):
+                found = name == hook and node not in declared
             case _:
                 continue
         if found:
             yield RULES["SCV206"].found(
                 Where.of(path, node),
-                f"{hook} is set on something after its class was made",
+                f"{hook} is set on something, or deleted, after its class was made",
                 hook=hook,
                 leaves_open=("SCV101",),
             )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from .keys import Keys, dictionaries, keys_of
 from .methods import own_nodes
 
 __all__ = ["Call", "calls_in", "mentions"]
@@ -61,17 +62,58 @@ def _spans(node: ast.AST, lines: list[int]) -> bool:
 def calls_in(tree: ast.Module, raw: bytes, path: Path, hook: str) -> Iterator[Call]:
     """Yield the calls of a hook in a module, those on ``super()`` left out.
 
-    A call on super passes on what its own caller passed, and is checked where that one is.
+    A call on super passes on what its own caller passed, and is checked where that one is. A call
+    through a local name for the method counts, and so does ``functools.partial``.
     """
-    known: dict[ast.AST, dict[str, set[str] | None]] = {}
+    found = _Calls(tree, path, hook)
+    names: dict[ast.AST, set[str]] = {}
     for node, function in mentions(tree, raw, hook):
-        if isinstance(node, ast.Call) and _calls(node.func, hook):
-            if function not in known:
-                known[function] = _dictionaries(function)
-            yield _call(node, path, known[function])
+        match node:
+            case ast.Call(func=called) if _names(called, hook):
+                yield found.call(node, function)
+            case ast.Call(args=[target, *_]) if _is_partial(node.func) and _names(target, hook):
+                yield found.partial(node, function)
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if _names(value, hook):
+                names.setdefault(function, set()).add(name)
+    for function, known in names.items():
+        for node in own_nodes(function):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", None) in known:
+                yield found.call(node, function)
 
 
-def _calls(function: ast.expr, hook: str) -> bool:
+class _Calls:
+    """Reads what the calls of one module pass."""
+
+    def __init__(self, tree: ast.Module, path: Path, hook: str) -> None:
+        self._path, self._hook = path, hook
+        self._module = dictionaries(tree, {})
+        self._known: dict[ast.AST, dict[str, Keys]] = {tree: self._module}
+
+    def call(self, node: ast.Call, function: ast.AST) -> Call:
+        given = node.args
+        owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+        # Base.hook(self, …) names the object that every other call has in front of the dot.
+        if given and _is_self(given[0]) and owner is not None and not _is_self(owner):
+            given = given[1:]
+        return self._made(node, given, function, more=False)
+
+    def partial(self, node: ast.Call, function: ast.AST) -> Call:
+        return self._made(node, node.args[1:], function, more=True)
+
+    def _made(self, node: ast.Call, given: list[ast.expr], function: ast.AST, more: bool) -> Call:
+        if function not in self._known:
+            self._known[function] = dictionaries(function, self._module)
+        keys = Keys(is_open=more or any(isinstance(one, ast.Starred) for one in given))
+        for keyword in node.keywords:
+            if keyword.arg is not None:
+                keys |= Keys(frozenset({keyword.arg}))
+            else:
+                keys |= keys_of(keyword.value, self._known[function])
+        positional = sum(not isinstance(argument, ast.Starred) for argument in given)
+        return Call(self._path, node.lineno, positional, keys.names, keys.is_open)
+
+
+def _names(function: ast.expr, hook: str) -> bool:
     match function:
         case ast.Attribute(value=ast.Call(func=ast.Name(id="super"))):
             return False
@@ -83,66 +125,10 @@ def _calls(function: ast.expr, hook: str) -> bool:
             return False
 
 
-def _call(node: ast.Call, path: Path, dictionaries: dict[str, set[str] | None]) -> Call:
-    keywords: set[str] = set()
-    is_open = any(isinstance(argument, ast.Starred) for argument in node.args)
-    for keyword in node.keywords:
-        if keyword.arg is not None:
-            keywords.add(keyword.arg)
-            continue
-        known = _keys(keyword.value)
-        if known is None and isinstance(keyword.value, ast.Name):
-            known = dictionaries.get(keyword.value.id)
-        if known is None:
-            is_open = True
-        else:
-            keywords |= known
-    positional = sum(not isinstance(argument, ast.Starred) for argument in node.args)
-    return Call(path, node.lineno, positional, frozenset(keywords), is_open)
+def _is_partial(function: ast.expr) -> bool:
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name == "partial"
 
 
-def _keys(value: ast.expr) -> set[str] | None:
-    """Return the keys of a dict literal or of ``dict(a=…)``; None if they do not show."""
-    if isinstance(value, ast.Dict):
-        found: set[str] = set()
-        for key, inner in zip(value.keys, value.values, strict=True):
-            if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                found.add(key.value)
-                continue
-            below = _keys(inner) if key is None else None
-            if below is None:
-                return None
-            found |= below
-        return found
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict":
-        names = [keyword.arg for keyword in value.keywords]
-        if not value.args and all(names):
-            return {str(name) for name in names}
-    return None
-
-
-def _dictionaries(function: ast.AST) -> dict[str, set[str] | None]:
-    """Return the keys of the local dictionaries of a function, later stores included."""
-    found: dict[str, set[str] | None] = {}
-    for node in own_nodes(function):
-        match node:
-            case (
-                ast.Assign(targets=[ast.Name(id=name)], value=value)
-                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
-            ):
-                keys, known = _keys(value), found.get(name, set())
-                found[name] = None if keys is None or known is None else known | keys
-            case ast.Assign(
-                targets=[ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key)))]
-            ):
-                known = found.get(name)
-                if known is not None:
-                    known.add(key)
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="update")):
-                added = [keyword.arg for keyword in node.keywords]
-                known = found.get(name)
-                if known is not None and not node.args and all(added):
-                    known |= {str(one) for one in added}
-                else:
-                    found[name] = None
-    return found
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"

@@ -9,7 +9,7 @@ from typing import Final
 from ..contract import DISCOVERY, STEP
 from ..decorators import returned
 from ..findings import Finding
-from ..methods import own_nodes
+from ..methods import is_setter, own_nodes
 from ..resolve import ClassRef, Found, Place, Project, Source, is_opaque
 from .rule import Where
 from .wiring import OPEN, UNVERIFIABLE
@@ -20,8 +20,6 @@ _HOOKS: Final = STEP.keys() | DISCOVERY.keys()
 
 #: Packages whose class decorators leave methods as they are.
 _PLAIN: Final = frozenset({"attr", "attrs", "typing_extensions"})
-
-_SETTERS: Final = frozenset({"__delattr__", "__setattr__", "delattr", "setattr"})
 
 _MAX_DEPTH: Final = 4
 
@@ -178,10 +176,7 @@ def _classes_of(project: Project, target: ast.expr, place: Place) -> set[ast.AST
 
 
 def _sets(node: ast.Call) -> bool:
-    """Whether a call is setattr or delattr, in any of their spellings."""
-    function = node.func
-    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-    return name in _SETTERS and len(node.args) > 1
+    return len(node.args) > 1 and is_setter(node.func)
 
 
 def _is_name(node: ast.expr, name: str) -> bool:
