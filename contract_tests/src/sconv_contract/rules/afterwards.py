@@ -10,7 +10,8 @@ from ..contract import DISCOVERY, STEP
 from ..decorators import returned
 from ..findings import Finding
 from ..methods import is_setter, own_nodes
-from ..resolve import ClassRef, Found, Place, Project, Source, is_opaque
+from ..modules import is_opaque
+from ..resolve import ClassRef, Found, Place, Project, Source
 from .rule import Where
 from .wiring import OPEN, UNVERIFIABLE
 
