@@ -150,6 +150,11 @@ def _backends(argv: list[str]) -> int:
         epilog=f"{ENVIRONMENT}=NAME chooses one.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument(
+        "--probe",
+        action="store_true",
+        help="also build each one and decode a token, in a process of its own; takes seconds",
+    )
     options = parser.parse_args(argv)
     infos = backends()
     selected, error = None, None
@@ -158,7 +163,9 @@ def _backends(argv: list[str]) -> int:
     except PluginError as exc:
         error = one_line(str(exc))
     report = {
-        "backends": [_row(info, selected) for info in infos],
+        "backends": [
+            _row(info, selected) | (_try(info) if options.probe else {}) for info in infos
+        ],
         "selected": None if selected is None else selected.name,
         "error": error,
         "notes": [*_hints(infos), *damaged_metadata()],
@@ -192,6 +199,13 @@ def _row(info: BackendInfo, selected: BackendInfo | None) -> dict[str, Any]:
     }
 
 
+def _try(info: BackendInfo) -> dict[str, Any]:
+    # Here, since listing without a trial starts no process and stays quick.
+    from .trial import try_backend
+
+    return {"tried": asdict(try_backend(info))}
+
+
 def _hints(infos: Sequence[BackendInfo]) -> list[str]:
     present = {info.name for info in infos}
     return [
@@ -214,6 +228,9 @@ def _print_table(report: dict[str, Any]) -> None:
         print(
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         )
+    for row in report["backends"]:
+        if tried := row.get("tried"):
+            print(f"tried {row['name']}: " + (tried["error"] or f"works on {tried['device']}"))
     if report["error"]:
         print(f"none selected: {report['error']}")
     for note in report["notes"]:

@@ -15,7 +15,7 @@ from .validation import bind
 from .windows import choose_layout
 from .wording import kind_of, one_line_error
 
-__all__ = ["load_backend"]
+__all__ = ["build", "load_backend"]
 
 
 def load_backend(
@@ -57,6 +57,17 @@ def load_backend(
         raise SpecError(
             f"backend {info.name!r} serves {info.device_type!r} devices, not {str(device)!r}"
         )
+    return build(info, spec=spec, device=device, pool=pool)
+
+
+def build(
+    info: BackendInfo,
+    *,
+    spec: StateSpec,
+    device: torch.device | str | None = None,
+    pool: ConvStatePool | None = None,
+) -> Backend:
+    """Build a backend that was selected; see :func:`load_backend`, which selects it too."""
     layout = check_spec(info, spec)
     if pool is not None:
         layout = _check_pool(info, spec, pool, layout)
