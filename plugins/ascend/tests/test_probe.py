@@ -22,7 +22,7 @@ Install = Callable[..., None]
 def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Install:
     """A machine with the distributions that a test names, and neither CANN nor a device."""
     known: dict[str, str | None] = {"torch_npu": None, "torch": None}
-    real_version, real_requires = module.version, module.requires
+    real = module.distribution
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(module, "_DEVICE_FOLDER", tmp_path / "dev")
     monkeypatch.setattr(module, "_LOADER_CACHE", tmp_path / "ld.so.cache")
@@ -30,13 +30,12 @@ def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Install:
     monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
     monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
 
-    def version(name: str) -> str:
+    def distribution(name: str) -> object:
         if known.get(name) is None:
             raise module.PackageNotFoundError(name)
-        return real_version(name)
+        return real(name)
 
-    monkeypatch.setattr(module, "version", version)
-    monkeypatch.setattr(module, "requires", real_requires)
+    monkeypatch.setattr(module, "distribution", distribution)
 
     def write(name: str, release: str, *requirements: str) -> None:
         folder = tmp_path / f"{name}-{release}.dist-info"

@@ -11,9 +11,10 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Final
+
+from importlib_metadata import PackageNotFoundError, distribution
 
 from sconv.plugin import Available, Unavailable
 from sconv.wording import one_line_error
@@ -28,6 +29,11 @@ AUTOLOAD: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 #: The library of CANN that the import of torch_npu asks for first.
 _CANN_LIBRARY: Final = "libhccl.so"
+
+_VERSION: Final = re.compile(r"^Version:[ \t]*(\S+)", re.MULTILINE)
+_WANTED_TORCH: Final = re.compile(
+    r"^Requires-Dist:[ \t]*torch[ \t]*\(?==[ \t]*([0-9.]+?)(?:\.\*)?\)?[ \t]*(?:;|$)", re.MULTILINE
+)
 
 _NODES: Final = "davinci[0-9]*"
 _DEVICE_FOLDER = Path("/dev")
@@ -80,11 +86,8 @@ def _missing_package() -> str | None:
 
 def _wanted_torch() -> str | None:
     """Return the torch release that torch_npu asks for, such as ``2.13.0``; None = not one."""
-    for requirement in requires("torch_npu") or ():
-        match = re.match(r"torch\s*\(?==\s*([0-9.]+?)(?:\.\*)?\)?\s*(?:;|$)", requirement)
-        if match is not None:
-            return match[1]
-    return None
+    match = _WANTED_TORCH.search(_metadata("torch_npu"))
+    return None if match is None else match[1]
 
 
 def _missing_cann() -> str | None:
@@ -120,7 +123,14 @@ def _missing_device() -> str | None:
 
 
 def _version(name: str) -> str | None:
+    match = _VERSION.search(_metadata(name))
+    return None if match is None else match[1]
+
+
+def _metadata(name: str) -> str:
+    """Return the headers of an installed distribution, or nothing."""
     try:
-        return version(name)
+        # As text: parsing a whole e-mail message takes longer than all the rest of the probe.
+        return (distribution(name).read_text("METADATA") or "").partition("\n\n")[0]
     except PackageNotFoundError:
-        return None
+        return ""
