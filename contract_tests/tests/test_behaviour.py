@@ -368,6 +368,7 @@ def _failures(rule: str, subject: Subject) -> list[BaseException]:
 #: another way is broken itself, and would be caught by anything.
 SAYS = {
     "SCV401": RuntimeError,
+    "SCV411": (AssertionError, sconv.BatchError),
     "SCV421": (AssertionError, ValueError),
     "SCV423": ValueError,
     "SCV441": DataDependentOutputException,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import pytest
 import torch
-from torch import Tensor
 
-from sconv import ForwardBatch, GraphBufferError, ShortConvMetadata, StateSpec, Stream
+from sconv import ForwardBatch, GraphBufferError, StateSpec, Stream
 from sconv.dense import DenseBackend
 from sconv.metadata import MetadataBuffers
+from sconv.testing.captures import tensors_of
 from sconv.testing.harness import assert_same_bits
 
 SPEC = StateSpec(
@@ -25,11 +23,6 @@ SPEC = StateSpec(
     chunk_size=2,
 )
 CPU = torch.device("cpu")
-
-
-def tensors(meta: ShortConvMetadata) -> dict[str, Tensor]:
-    values = {field.name: getattr(meta, field.name) for field in fields(meta)}
-    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
 def batches() -> dict[str, ForwardBatch]:
@@ -56,13 +49,13 @@ def test_a_static_step_equals_an_eager_one(kind: str) -> None:
     batch = batches()[kind]
     backend.init_forward_metadata(batch)
     assert backend.forward_metadata is not None
-    eager = tensors(backend.forward_metadata)
+    eager = tensors_of(backend.forward_metadata)
     for other in batches().values():
         backend.init_forward_metadata_out_graph(other, True)
         backend.init_forward_metadata_in_graph(other)
     backend.init_forward_metadata_out_graph(batch, False)
     backend.init_forward_metadata_in_graph(batch)
-    static = tensors(backend.forward_metadata)
+    static = tensors_of(backend.forward_metadata)
     assert static.keys() == eager.keys()
     for name, value in static.items():
         assert_same_bits(value, eager[name], name)
@@ -75,7 +68,7 @@ def test_slices_start_at_zero_and_never_move() -> None:
     for batch in batches().values():
         tokens = batch.num_tokens
         assert tokens is not None
-        for name, value in tensors(buffers.step(batch, tokens, padded=True)).items():
+        for name, value in tensors_of(buffers.step(batch, tokens, padded=True)).items():
             if value.numel():
                 starts.setdefault(name, set()).add(value.data_ptr())
     assert len(starts) == 12
@@ -121,12 +114,14 @@ def test_buffers_are_sized_once() -> None:
     backend.init_forward_metadata_out_graph(batch, True)
     backend.init_forward_metadata_in_graph(batch)
     assert backend.forward_metadata is not None
-    before = {name: value.data_ptr() for name, value in tensors(backend.forward_metadata).items()}
+    before = {
+        name: value.data_ptr() for name, value in tensors_of(backend.forward_metadata).items()
+    }
     backend.init_graph_state(3, 8)
     with pytest.raises(GraphBufferError, match=r"max_bs=4.*need max_bs=8"):
         backend.init_graph_state(8, 16)
     backend.init_forward_metadata_in_graph(batch)
-    after = {name: value.data_ptr() for name, value in tensors(backend.forward_metadata).items()}
+    after = {name: value.data_ptr() for name, value in tensors_of(backend.forward_metadata).items()}
     assert after == before
 
 

@@ -6,9 +6,7 @@ slots, lengths, trees, snapshots and values, and memory is allocated in between.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
-from dataclasses import fields
 
 import pytest
 import torch
@@ -22,127 +20,43 @@ from sconv import (
     ForwardMode,
     GraphBufferError,
     StateSpec,
-    Stream,
     load_backend,
+)
+from sconv.testing.captures import (
+    FREE,
+    KINDS,
+    LIVE,
+    ROWS,
+    captured_spec,
+    captured_step,
+    load_into,
+    refill,
+    sized_harness,
+    tensors_of,
 )
 from sconv.testing.digits import digit_inputs, digit_spec, digit_weight, fill_pool, run_digits
 from sconv.testing.harness import Harness
 from sconv.testing.recording import HostSyncError, record
-from sconv.testing.steps import Step, grow_tree
-
-ROWS, TOKENS, DRAFTS = 5, 17, 3
-KINDS = ("decode", "extend", "mixed", "chain", "tree", "links", "draft_extend", "idle")
-LIVE, FREE = [9, 2, 7, 4, 11, 5], [1, 3, 6, 8, 10, 12]
 
 
 def spec_of(window_axis: str = "time", layout: str = "dense") -> StateSpec:
-    return StateSpec(
-        num_layers=2,
-        streams=[[Stream("k", 5), Stream("v", 64)], [Stream("k", 3)]],
-        kernel_size=4,
-        num_slots=12,
-        max_requests=8,
+    return captured_spec(
         dtype=torch.bfloat16,
-        window_axis=window_axis,  # type: ignore[arg-type]
-        max_draft_tokens=DRAFTS,
+        window_axis=window_axis,
         draft_topk=1 if layout == "dedup" else 2,
-        window_layout=layout,  # type: ignore[arg-type]
-        track_interval=4,
-        chunk_size=2,
+        window_layout=layout,
     )
 
 
 def build(axis: str = "time", layout: str = "dense") -> tuple[Backend, Harness]:
     backend = load_backend("cpu", spec=spec_of(axis, layout))
-    backend.init_graph_state(ROWS, TOKENS)
-    harness = Harness(backend, seed=1, live=LIVE, x_dtype=torch.bfloat16, activation="silu")
-    return backend, harness
-
-
-def some_step(kind: str, seed: int, *, by_slots: bool = False) -> Step:
-    """Draw a step; all steps of a kind have the same shapes and the same optional tensors."""
-    rng = random.Random(seed)
-    slots = rng.sample(LIVE, ROWS)
-    for row in rng.sample(range(ROWS), 1 + seed % 2):
-        slots[row] = rng.choice((-1, -1, 0))
-    before = tuple(rng.choice((0, 2, 3, 7)) for _ in slots)
-    track = tuple(
-        target if slot > 0 and rng.random() < 0.7 else -1
-        for slot, target in zip(slots, rng.sample(FREE, ROWS), strict=True)
-    )
-    common = {"slots": tuple(slots), "before": before, "by_slots": by_slots}
-    snapshot = {
-        "track_slots": track,
-        "track_mask": tuple(rng.random() < 0.8 for _ in slots),
-    }
-    match kind:
-        case "decode":
-            return Step(ForwardMode.DECODE, lengths=(1,) * ROWS, **common, **snapshot)  # type: ignore[arg-type]
-        case "extend" | "mixed":
-            lengths = [0] * ROWS
-            for _ in range(rng.randint(6, TOKENS)):
-                lengths[rng.randrange(ROWS)] += 1
-            ends = tuple(
-                rng.choice((-1, old + rng.randint(0, new)))
-                for old, new in zip(before, lengths, strict=True)
-            )
-            return Step(
-                ForwardMode(kind),
-                lengths=tuple(lengths),
-                tail=TOKENS - sum(lengths),
-                track_lengths=ends,
-                **common,  # type: ignore[arg-type]
-                **snapshot,  # type: ignore[arg-type]
-            )
-        case "draft_extend":
-            return Step(
-                ForwardMode.DRAFT_EXTEND,
-                lengths=(DRAFTS,) * ROWS,
-                draft_tokens=DRAFTS,
-                accepts=tuple(rng.randint(-1, DRAFTS) for _ in slots),
-                **common,  # type: ignore[arg-type]
-                **snapshot,  # type: ignore[arg-type]
-            )
-        case "idle":
-            return Step(ForwardMode.IDLE, (-1,) * ROWS, (0,) * ROWS, before)
-        case _:
-            parents = tuple(grow_tree(rng.choice, DRAFTS, 2) for _ in slots)
-            return Step(
-                ForwardMode.TARGET_VERIFY,
-                lengths=(DRAFTS,) * ROWS,
-                draft_tokens=DRAFTS,
-                parents=None if kind == "chain" else parents,
-                links=kind == "links",
-                **common,  # type: ignore[arg-type]
-            )
-
-
-def tensors_of(record_: object) -> dict[str, Tensor]:
-    values = {field.name: getattr(record_, field.name) for field in fields(record_)}  # type: ignore[arg-type]
-    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
-
-
-def load_into(batch: ForwardBatch, other: ForwardBatch) -> None:
-    """Write another batch into the tensors of one that was captured."""
-    mine, theirs = tensors_of(batch), tensors_of(other)
-    assert mine.keys() == theirs.keys()
-    for name, value in theirs.items():
-        mine[name].copy_(value)
-
-
-def refill(harness: Harness) -> None:
-    """New values in the live slots."""
-    for layer in harness.backend.pool.layers:
-        layer[LIVE] = torch.randn(len(LIVE), *layer.shape[1:]).to(layer)
-
-
-Prepare = Callable[[Backend, ForwardBatch], None]
+    return backend, sized_harness(backend)
 
 
 def capture_and_replay(harness: Harness, kind: str, *, by_slots: bool = False) -> None:
     """Record one step, then replay it with others and compare each with the oracle."""
     backend = harness.backend
-    first = some_step(kind, 0, by_slots=by_slots)
+    first = captured_step(kind, 0, by_slots=by_slots)
     batch, inputs = harness.batch(first), harness.inputs(first.num_tokens)
 
     def step() -> dict[tuple[int, str], Tensor]:
@@ -152,7 +66,7 @@ def capture_and_replay(harness: Harness, kind: str, *, by_slots: bool = False) -
     backend.init_forward_metadata_out_graph(batch, in_capture=True)
     recording = record(step)
     for seed in (1, 2, 3):
-        other = some_step(kind, seed, by_slots=by_slots)
+        other = captured_step(kind, seed, by_slots=by_slots)
         refill(harness)
         load_into(batch, harness.batch(other))
         for key, value in harness.inputs(other.num_tokens).items():
@@ -188,8 +102,7 @@ def virtual_pool(*, function: bool) -> tuple[ConvStatePool, dict[int, int]]:
 def test_a_replay_translates_virtual_slots(kind: str, function: bool, by_slots: bool) -> None:
     pool, ids = virtual_pool(function=function)
     backend = load_backend("cpu", spec=pool.spec, pool=pool)
-    backend.init_graph_state(ROWS, TOKENS)
-    harness = Harness(backend, seed=2, live=LIVE, x_dtype=torch.bfloat16, slot_ids=ids)
+    harness = sized_harness(backend, seed=2, activation=None, slot_ids=ids)
     capture_and_replay(harness, kind, by_slots=by_slots)
 
 
@@ -200,7 +113,7 @@ def test_metadata_refreshed_outside_of_a_graph_reaches_recorded_layers(
 ) -> None:
     """An engine may record the layers alone, after having run them once."""
     backend, harness = build()
-    first = some_step(kind, 0)
+    first = captured_step(kind, 0)
     batch, inputs = harness.batch(first), harness.inputs(first.num_tokens)
     backend.init_forward_metadata_out_graph(batch, in_capture=True)
     backend.init_forward_metadata_in_graph(batch)
@@ -208,7 +121,7 @@ def test_metadata_refreshed_outside_of_a_graph_reaches_recorded_layers(
         harness.convolve(batch, inputs)
     recording = record(lambda: harness.convolve(batch, inputs))
     for seed in (1, 2):
-        other = some_step(kind, seed)
+        other = captured_step(kind, seed)
         refill(harness)
         load_into(batch, harness.batch(other))
         for key, value in harness.inputs(other.num_tokens).items():
@@ -235,7 +148,7 @@ def test_metadata_refreshed_outside_of_a_graph_reaches_recorded_layers(
 def test_a_recorded_commit_equals_the_oracle(kind: str, layout: str, axis: str) -> None:
     backend, harness = build(axis, layout)
     assert backend.pool.window_layout == layout
-    step = some_step(kind, 1)
+    step = captured_step(kind, 1)
     rows = harness.request_rows(step)
     batch, inputs = step.batch(rows, harness.slot_id), harness.inputs(step.num_tokens)
 
@@ -298,9 +211,8 @@ def test_no_mode_needs_a_value_on_the_host(kind: str, translate: str) -> None:
     if translate != "none":
         pool, ids = virtual_pool(function=translate == "function")
     backend = load_backend("cpu", spec=spec_of(), pool=pool)
-    backend.init_graph_state(ROWS, TOKENS)
-    harness = Harness(backend, seed=1, live=LIVE, slot_ids=ids)
-    step = some_step(kind, 1)
+    harness = sized_harness(backend, x_dtype=torch.float32, activation=None, slot_ids=ids)
+    step = captured_step(kind, 1)
     batch, inputs = harness.batch(step), harness.inputs(step.num_tokens)
     backend.init_forward_metadata_out_graph(batch, in_capture=True)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -312,7 +224,7 @@ def test_no_mode_needs_a_value_on_the_host(kind: str, translate: str) -> None:
     for key, y in outputs.items():
         assert (y.shape, y.dtype) == (inputs[key].shape, inputs[key].dtype)
     # Nothing fake stayed behind.
-    harness.run(some_step(kind, 2))
+    harness.run(captured_step(kind, 2))
 
 
 def test_a_hook_that_reads_a_value_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +238,7 @@ def test_a_hook_that_reads_a_value_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(sconv.dense_metadata, "_fill_writes", reads)
     backend, harness = build()
-    batch = harness.batch(some_step("extend", 1))
+    batch = harness.batch(captured_step("extend", 1))
     backend.init_forward_metadata_out_graph(batch)
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
@@ -343,13 +255,13 @@ def test_metadata_stays_at_its_address(kind: str) -> None:
     backend, harness = build()
     found = []
     for seed in (0, 1):
-        batch = harness.batch(some_step(kind, seed))
+        batch = harness.batch(captured_step(kind, seed))
         backend.init_forward_metadata_out_graph(batch)
         backend.init_forward_metadata_in_graph(batch)
         meta = backend.conv_state_metadata(0, batch)
         found.append({name: value.data_ptr() for name, value in tensors_of(meta).items()})
         for other in ("extend", "tree", "draft_extend", "decode"):
-            between = harness.batch(some_step(other, 5))
+            between = harness.batch(captured_step(other, 5))
             backend.init_forward_metadata_out_graph(between)
             backend.init_forward_metadata_in_graph(between)
         junk = [torch.ones(1 << 12) for _ in range(50)]

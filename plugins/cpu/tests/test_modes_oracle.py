@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,8 +16,8 @@ import sconv.dense_ops
 import sconv.state_rows
 import sconv_cpu.backend
 from sconv import ForwardMode
-from sconv.testing.harness import Harness, assert_same_bits
-from sconv.testing.strategies import SENTINEL, adopted_pools, dtypes, live_slots, specs, steps
+from sconv.testing.harness import Harness
+from sconv.testing.strategies import adopted_pools, dtypes, live_slots, specs, steps
 
 WRITING = [ForwardMode.DECODE, ForwardMode.EXTEND, ForwardMode.MIXED, ForwardMode.DRAFT_EXTEND]
 
@@ -122,7 +121,7 @@ def test_adopted_memory_equals_the_oracle(data: st.DataObject) -> None:
     harness = data.draw(
         st.composite(_harness)(backend, slot_ids=engine.slot_ids, null_id=engine.null_id)
     )
-    outside = [_outside(buffer, engine.pool) for buffer in engine.buffers]
+    outside = engine.outside()
     mode = data.draw(st.sampled_from([*WRITING, ForwardMode.TARGET_VERIFY]))
     step = data.draw(steps(spec, harness.live, mode))
     inputs, at_verify, rows = harness.inputs(step.num_tokens), harness.state(), None
@@ -133,18 +132,4 @@ def test_adopted_memory_equals_the_oracle(data: st.DataObject) -> None:
     if mode is ForwardMode.TARGET_VERIFY:
         kept = [data.draw(st.integers(-1, step.draft_tokens)) for _ in step.slots]
         harness.commit(step, inputs, at_verify, kept, request_rows=rows)
-    for buffer, place in zip(engine.buffers, outside, strict=True):
-        assert place.any() or buffer.numel() == place.numel()
-        values = buffer[place]
-        assert_same_bits(values, torch.full_like(values, SENTINEL), "memory beside the windows")
-
-
-def _outside(buffer: torch.Tensor, pool: sconv.ConvStatePool) -> torch.Tensor:
-    """Return where an engine's buffer holds no window."""
-    saved = buffer.clone()
-    buffer.fill_(0)
-    for layer in pool.layers:
-        layer.fill_(1)
-    place = buffer == 0
-    buffer.copy_(saved)
-    return place
+    engine.assert_untouched(outside)

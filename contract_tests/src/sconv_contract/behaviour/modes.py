@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from sconv import ForwardMode
-from sconv.testing.harness import Harness, assert_same_bits
+from sconv.testing.harness import Harness
 from sconv.testing.steps import Step
-from sconv.testing.strategies import SENTINEL, adopted_pools
+from sconv.testing.strategies import adopted_pools
 
 from .rules import keeps
 from .subject import Subject
@@ -166,7 +166,7 @@ class Modes:
         harness = subject.harness(
             data, spec, pool=engine.pool, slot_ids=engine.slot_ids, null_id=engine.null_id
         )
-        outside = [_outside(buffer, engine.pool) for buffer in engine.buffers]
+        outside = engine.outside()
         modes = [*WRITING, *([ForwardMode.TARGET_VERIFY] if subject.can.rollback else [])]
         mode = data.draw(st.sampled_from(modes))
         step = data.draw(subject.steps(spec, harness.live, mode))
@@ -174,9 +174,7 @@ class Modes:
         if mode is ForwardMode.TARGET_VERIFY:
             kept = [data.draw(st.integers(-1, step.draft_tokens)) for _ in step.slots]
             harness.commit(step, inputs, before, kept, request_rows=rows)
-        for buffer, place in zip(engine.buffers, outside, strict=True):
-            values = buffer[place]
-            assert_same_bits(values, torch.full_like(values, SENTINEL), "memory beside the windows")
+        engine.assert_untouched(outside)
 
 
 def _verify(
@@ -193,14 +191,3 @@ def _verify(
 
 def _chain(step: Step) -> Step:
     return replace(step, parents=None)
-
-
-def _outside(buffer: torch.Tensor, pool: Any) -> torch.Tensor:
-    """Return where an engine's buffer holds no window."""
-    saved = buffer.clone()
-    buffer.fill_(0)
-    for layer in pool.layers:
-        layer.fill_(1)
-    place = buffer == 0
-    buffer.copy_(saved)
-    return place

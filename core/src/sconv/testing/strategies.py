@@ -17,6 +17,7 @@ from torch import Tensor
 from ..batch import ForwardMode
 from ..pool import ConvStatePool
 from ..spec import StateSpec, Stream, WindowLayout
+from .harness import assert_same_bits
 from .steps import Step, grow_tree
 
 __all__ = ["SENTINEL", "Adopted", "adopted_pools", "dtypes", "live_slots", "specs", "steps"]
@@ -184,6 +185,26 @@ class Adopted:
     buffers: list[Tensor]
     slot_ids: dict[int, int] | None
     null_id: int
+
+    def outside(self) -> list[Tensor]:
+        """Return where each buffer holds no window, as masks."""
+        return [self._outside(buffer) for buffer in self.buffers]
+
+    def assert_untouched(self, outside: Sequence[Tensor]) -> None:
+        """Raise AssertionError unless everything outside of the windows is as it was allocated."""
+        for buffer, place in zip(self.buffers, outside, strict=True):
+            values = buffer[place]
+            expected = torch.full_like(values, SENTINEL)
+            assert_same_bits(values, expected, "memory beside the windows")
+
+    def _outside(self, buffer: Tensor) -> Tensor:
+        saved = buffer.clone()
+        buffer.fill_(0)
+        for layer in self.pool.layers:
+            layer.fill_(1)
+        place = buffer == 0
+        buffer.copy_(saved)
+        return place
 
 
 @st.composite
