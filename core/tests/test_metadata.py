@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import fields
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from sconv import (
     ConvStatePool,
@@ -211,3 +214,58 @@ def test_virtual_slots_are_physical_in_the_metadata(function: bool) -> None:
         meta = backend.conv_state_metadata(0, batch)
         assert meta.cache_indices.tolist() == [2, -1, 7, -1]
         assert meta.track_cache_indices.tolist() == [5, -1, -1, -1]
+
+
+def test_a_step_is_the_same_whatever_ran_before_it() -> None:
+    """What an eager step takes over from the one before follows from their shape alone."""
+    spec = small_spec(max_draft_tokens=3, draft_topk=2)
+    slots, others = torch.tensor([5, 2, -1]), torch.tensor([3, 0, 7])
+    counts, before = torch.tensor([1, 2, 0]), torch.tensor([0, 3, 1])
+    tree = torch.tensor([[-1, 0, 0]]).expand(3, 3)
+    kinds = [
+        lambda rows: ForwardBatch.decode(slots=rows),
+        lambda rows: ForwardBatch.decode(slots=rows, mamba_track_indices=rows.flip(0)),
+        lambda rows: ForwardBatch.decode(slots=rows[:2]),
+        lambda rows: ForwardBatch.target_verify(slots=rows, draft_token_num=2),
+        lambda rows: ForwardBatch.target_verify(slots=rows, draft_token_num=3),
+        lambda rows: ForwardBatch.target_verify(slots=rows, draft_token_num=3, parents=tree),
+        lambda rows: ForwardBatch.draft_extend(None, before, 3, counts, slots=rows),
+        lambda rows: ForwardBatch.extend(None, counts, before, slots=rows),
+        lambda rows: ForwardBatch.idle(3),
+    ]
+    backend = backend_of(spec)
+    kept = []
+    for first in kinds:
+        for second in kinds:
+            for make, rows in ((first, slots), (second, others), (second, slots)):
+                batch = make(rows)
+                backend.init_forward_metadata(batch)
+                fresh = backend_of(spec, backend.pool)
+                fresh.init_forward_metadata(batch)
+                assert backend.forward_metadata is not None
+                kept.append(
+                    (tensors_of(backend.forward_metadata), tensors_of(fresh.forward_metadata))
+                )
+    # Compared at the end: no step has written what an earlier one holds.
+    for mine, expected in kept:
+        assert mine.keys() == expected.keys()
+        for name, value in expected.items():
+            assert torch.equal(mine[name], value), name
+
+
+def tensors_of(meta: ShortConvMetadata | None) -> dict[str, torch.Tensor]:
+    values = {field.name: getattr(meta, field.name) for field in fields(ShortConvMetadata)}
+    return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+
+
+def test_nothing_outlives_the_mode_that_it_was_traced_in() -> None:
+    device = torch.device("meta")
+    spec = small_spec()
+    backend = DenseBackend(spec=spec, device=device, pool=ConvStatePool(spec, device))
+    batch = ForwardBatch.decode(slots=torch.empty(2, dtype=torch.int64, device=device))
+    for mode in (FakeTensorMode(allow_non_fake_inputs=True), nullcontext()):
+        with mode:
+            backend.init_forward_metadata(batch)
+            meta = backend.forward_metadata
+            assert meta is not None
+            assert isinstance(meta.cu, FakeTensor) is isinstance(mode, FakeTensorMode)

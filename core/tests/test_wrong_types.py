@@ -143,19 +143,8 @@ def test_on_a_device_another_step_is_told_by_its_memory(monkeypatch: pytest.Monk
     assert prepared.batch is batch
 
     def check(other: sconv.ForwardBatch) -> None:
-        check_conv(
-            torch.empty(2, 4, device=meta),
-            torch.empty(4, 4, device=meta),
-            None,
-            None,
-            residual=True,
-            layer_id=0,
-            stream="a",
-            spec=SPEC,
-            device=meta,
-            meta=prepared,
-            batch=other,
-        )
+        x, weight = torch.empty(2, 4, device=meta), torch.empty(4, 4, device=meta)
+        check_conv(x, weight, None, None, True, 0, "a", other, prepared, SPEC, meta)
 
     anew, elsewhere = sconv.ForwardBatch.decode(rows[:2]), sconv.ForwardBatch.decode(rows[1:])
     check(anew)

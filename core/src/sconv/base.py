@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from .batch import ForwardBatch, ForwardMode, check_is_batch
 from .checks import check_batch
@@ -31,6 +32,8 @@ class BackendBase:
     Attributes:
         window_layouts: Layouts of verify windows that the class keeps, first choice first; the same
             as in the capabilities that its plugin declares.
+        settles: Whether :meth:`_fill` leaves alone what ``buffers.settled`` says is filled: copies
+            from an eager step of the same shape, which cost less than to compute them.
         spec: What the backend was built for.
         device: Where its tensors lie.
         pool: Its state.
@@ -40,6 +43,7 @@ class BackendBase:
     """
 
     window_layouts: ClassVar[tuple[str, ...]] = ("dense",)
+    settles: ClassVar[bool] = False
 
     def __init__(
         self, *, spec: StateSpec, device: torch.device, pool: ConvStatePool | None
@@ -60,6 +64,8 @@ class BackendBase:
         self.verify_rows = 0
         self._buffers: MetadataBuffers | None = None
         self._planned_tokens: int | None = None
+        self._padded = True
+        self._settled: ShortConvMetadata | None = None
 
     def _fill(
         self,
@@ -101,11 +107,29 @@ class BackendBase:
         """See :meth:`sconv.hookspecs.StepSpec.init_forward_metadata`."""
         tokens = self._plan(forward_batch)
         self._begin(forward_batch)
-        buffers = MetadataBuffers(self.spec, forward_batch.batch_size, tokens, self.device)
-        meta = buffers.step(forward_batch, tokens, padded=True)
+        like = self._settled
+        if like is not None and not like.has_shape_of(forward_batch):
+            like = None
+        buffers = MetadataBuffers(
+            self.spec,
+            forward_batch.batch_size,
+            tokens,
+            self.device,
+            only=forward_batch,
+            like=like,
+        )
+        # Most steps are as padded as the one before.
+        meta = buffers.step(forward_batch, tokens, padded=self._padded)
         self._translate_on_host(forward_batch, buffers)
         self._fill(meta, forward_batch, buffers)
-        self.forward_metadata = meta if self._is_padded(meta) else replace(meta, padded=False)
+        padded = self._is_padded(meta)
+        if padded is not meta.padded:
+            meta = replace(meta, padded=padded)
+        self._padded = padded
+        # A tensor of another type is of some tracing mode, and ends with it.
+        if self.settles and meta.has_shape_of(forward_batch) and type(meta.cu) is Tensor:
+            self._settled = meta
+        self.forward_metadata = meta
 
     @hookimpl
     def init_forward_metadata_out_graph(

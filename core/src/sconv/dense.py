@@ -63,6 +63,7 @@ class DenseBackend(BackendBase):
     """
 
     window_layouts: ClassVar[tuple[str, ...]] = ("dense", "inputs", "dedup")
+    settles: ClassVar[bool] = True
 
     def __init__(
         self, *, spec: StateSpec, device: torch.device, pool: ConvStatePool | None

@@ -31,6 +31,9 @@ def lookup_slots(
         out.copy_(slots)
     elif req_pool_indices is not None:
         try:
+            if out.dtype is pool.req_to_slot.dtype:
+                torch.index_select(pool.req_to_slot, 0, req_pool_indices, out=out)
+                return
             slot_of_row = pool.req_to_slot.index_select(0, req_pool_indices)
         except IndexError:
             # Only host memory notices, and its message names neither the row nor the bound.
@@ -53,7 +56,8 @@ def fill_metadata(
         meta: Slices of ``buffers``.
         batch: The step.
         pool: Where slots are looked up.
-        buffers: Lends its scratch, and the slots that the host translated where that is its job.
+        buffers: Lends its scratch, and the slots that the host translated where that is its job;
+            what it has settled is left alone.
     """
     if pool.translates_on_host:
         meta.cache_indices.copy_(buffers.host_slots[: meta.batch_size])
@@ -62,12 +66,13 @@ def fill_metadata(
         pool.translate_(meta.cache_indices)
     meta.safe_idx.copy_(meta.cache_indices).clamp_(min=0)
     torch.ge(meta.cache_indices, 0, out=meta.writes)
-    _fill_lengths(meta, batch)
-    _fill_initial_state(meta, batch)
+    if not buffers.settled:
+        _fill_lengths(meta, batch)
+        _fill_initial_state(meta, batch)
+        _fill_rows_of_tokens(meta, buffers)
     torch.logical_and(
         meta.has_initial_state, meta.writes, out=meta.cache_mask.view(meta.batch_size)
     )
-    _fill_rows_of_tokens(meta, buffers)
     if meta.tree_taps is not None:
         parents = batch.parents
         if parents is None:
@@ -76,7 +81,8 @@ def fill_metadata(
             parents = parents_from_links(batch.next_token, batch.next_sibling)
         ancestor_taps(parents, meta.tree_taps.shape[2], out=meta.tree_taps)
     _fill_writes(meta, batch)
-    _fill_snapshots(meta, batch, pool, buffers)
+    if not buffers.settled:
+        _fill_snapshots(meta, batch, pool, buffers)
 
 
 def _fill_lengths(meta: ShortConvMetadata, batch: ForwardBatch) -> None:

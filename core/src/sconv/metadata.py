@@ -8,6 +8,7 @@ always has one set of addresses.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -68,6 +69,20 @@ class ShortConvMetadata:
     padded: bool
     batch: ForwardBatch | None = None
 
+    def has_shape_of(self, batch: ForwardBatch) -> bool:
+        """Whether what a step of this batch needs besides its slots is what this one has.
+
+        True only where that follows from mode and sizes: in decode and verify without snapshots.
+        """
+        return (
+            self.forward_mode is batch.forward_mode
+            and self.forward_mode in (ForwardMode.DECODE, ForwardMode.TARGET_VERIFY)
+            and self.batch_size == batch.batch_size
+            and self.tokens_per_row == batch.tokens_per_row
+            and not self.tracks
+            and not batch.tracks
+        )
+
 
 class MetadataBuffers:
     """Room for the metadata of a step of up to ``max_bs`` rows and ``max_num_tokens`` tokens.
@@ -78,39 +93,82 @@ class MetadataBuffers:
         host_slots: ``[max_bs]`` int64, rows of the pool that the host translated before a replay.
         host_tracks: ``[max_bs]`` int64, the same for snapshot slots.
         starts: ``[max_num_tokens + 1]`` int32 scratch: how many rows start at each token.
+        settled: Whether what depends on the shape of the step alone is filled already.
     """
 
     def __init__(
-        self, spec: StateSpec, max_bs: int, max_num_tokens: int, device: torch.device
+        self,
+        spec: StateSpec,
+        max_bs: int,
+        max_num_tokens: int,
+        device: torch.device,
+        *,
+        only: ForwardBatch | None = None,
+        like: ShortConvMetadata | None = None,
     ) -> None:
-        """Allocate every buffer; their content is undefined until a step fills them."""
+        """Allocate every buffer; their content is undefined until a step fills them.
+
+        Args:
+            spec: What the backend was built for.
+            max_bs: Rows.
+            max_num_tokens: Packed tokens.
+            device: Where the buffers lie.
+            only: The one step that they are for, which may not need all of them; None = any step.
+            like: Metadata of an earlier step of the same shape, see
+                :meth:`ShortConvMetadata.has_shape_of`; what both have in common is copied from it.
+        """
         self.max_bs = max_bs
         self.max_num_tokens = max_num_tokens
-        window = spec.window_size
-
-        def empty(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.empty(shape, dtype=dtype, device=device)
-
-        self.host_slots = empty(max_bs, dtype=torch.int64)
-        self.host_tracks = empty(max_bs, dtype=torch.int64)
-        self.starts = empty(max_num_tokens + 1, dtype=torch.int32)
+        self.settled = like is not None
+        self._kernel_size = spec.kernel_size
+        self._device = device
+        empty = self._empty
         self._cache_indices = empty(max_bs, dtype=torch.int32)
-        self._query_start_loc = empty(max_bs + 1, dtype=torch.int32)
-        self._has_initial_state = empty(max_bs, dtype=torch.bool)
         self._cache_mask = empty(max_bs, 1, 1, dtype=torch.bool)
         self._safe_idx = empty(max_bs, dtype=torch.int64)
-        self._cu = empty(max_bs + 1, dtype=torch.int64)
-        self._si = empty(max_num_tokens, dtype=torch.int32)
-        self._track_conv_indices = empty(max_bs, window, dtype=torch.int64)
-        self._track_cache_indices = empty(max_bs, dtype=torch.int64)
         self._writes = empty(max_bs, dtype=torch.bool)
-        self._num_accept_tokens = empty(max_bs, dtype=torch.int32)
-        self._tree_taps = (
-            empty(max_bs, spec.max_draft_tokens * spec.kernel_size, dtype=torch.int64)
-            if spec.max_draft_tokens > 1
-            else None
-        )
-        self._kernel_size = spec.kernel_size
+        if like is not None:
+            self._query_start_loc = like.query_start_loc.clone()
+            self._has_initial_state = like.has_initial_state.clone()
+            self._cu = like.cu.clone()
+            self._si = like.si.clone()
+            self._track_conv_indices = like.track_conv_indices.clone()
+            self._track_cache_indices = like.track_cache_indices.clone()
+        else:
+            self._query_start_loc = empty(max_bs + 1, dtype=torch.int32)
+            self._has_initial_state = empty(max_bs, dtype=torch.bool)
+            self._cu = empty(max_bs + 1, dtype=torch.int64)
+            self._si = empty(max_num_tokens, dtype=torch.int32)
+            self._track_conv_indices = empty(max_bs, spec.window_size, dtype=torch.int64)
+            self._track_cache_indices = empty(max_bs, dtype=torch.int64)
+        self._num_accept_tokens: Tensor | None = None
+        if only is None or only.forward_mode is ForwardMode.DRAFT_EXTEND:
+            self._num_accept_tokens = empty(max_bs, dtype=torch.int32)
+        self._tree_taps: Tensor | None = None
+        if spec.max_draft_tokens > 1 and (only is None or only.is_tree):
+            width = spec.max_draft_tokens * spec.kernel_size
+            self._tree_taps = empty(max_bs, width, dtype=torch.int64)
+        if only is None:
+            # Now: what is recorded must not allocate.
+            _ = self.host_slots, self.host_tracks, self.starts
+
+    @cached_property
+    def host_slots(self) -> Tensor:
+        """See the class."""
+        return self._empty(self.max_bs, dtype=torch.int64)
+
+    @cached_property
+    def host_tracks(self) -> Tensor:
+        """See the class."""
+        return self._empty(self.max_bs, dtype=torch.int64)
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """See the class."""
+        return self._empty(self.max_num_tokens + 1, dtype=torch.int32)
+
+    def _empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self._device)
 
     def check(self, batch_size: int, num_tokens: int) -> None:
         """Raise :class:`GraphBufferError` if a step does not fit."""
@@ -129,7 +187,15 @@ class MetadataBuffers:
         """
         rows = batch.batch_size
         self.check(rows, num_tokens)
-        accepts = batch.forward_mode is ForwardMode.DRAFT_EXTEND
+        # A slice of everything costs as much as the allocation did.
+        whole = rows == self.max_bs and num_tokens == self.max_num_tokens
+
+        def first(buffer: Tensor, count: int) -> Tensor:
+            return buffer if whole else buffer[:count]
+
+        accepts = None
+        if batch.forward_mode is ForwardMode.DRAFT_EXTEND and self._num_accept_tokens is not None:
+            accepts = first(self._num_accept_tokens, rows)
         taps = None
         if batch.is_tree and self._tree_taps is not None and batch.tokens_per_row is not None:
             width = batch.tokens_per_row * self._kernel_size
@@ -140,17 +206,17 @@ class MetadataBuffers:
             batch_size=rows,
             num_tokens=num_tokens,
             tokens_per_row=batch.tokens_per_row,
-            cache_indices=self._cache_indices[:rows],
-            query_start_loc=self._query_start_loc[: rows + 1],
-            has_initial_state=self._has_initial_state[:rows],
-            cache_mask=self._cache_mask[:rows],
-            safe_idx=self._safe_idx[:rows],
-            cu=self._cu[: rows + 1],
-            si=self._si[:num_tokens],
-            track_conv_indices=self._track_conv_indices[:rows],
-            track_cache_indices=self._track_cache_indices[:rows],
-            writes=self._writes[:rows],
-            num_accept_tokens=self._num_accept_tokens[:rows] if accepts else None,
+            cache_indices=first(self._cache_indices, rows),
+            query_start_loc=first(self._query_start_loc, rows + 1),
+            has_initial_state=first(self._has_initial_state, rows),
+            cache_mask=first(self._cache_mask, rows),
+            safe_idx=first(self._safe_idx, rows),
+            cu=first(self._cu, rows + 1),
+            si=first(self._si, num_tokens),
+            track_conv_indices=first(self._track_conv_indices, rows),
+            track_cache_indices=first(self._track_cache_indices, rows),
+            writes=first(self._writes, rows),
+            num_accept_tokens=accepts,
             tree_taps=taps,
             tracks=batch.tracks,
             padded=padded,

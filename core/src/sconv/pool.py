@@ -228,7 +228,8 @@ class ConvStatePool:
             ids: int32 or int64, any shape.
         """
         for null in self.null_slots:
-            ids.masked_fill_(ids == null, -1)
+            if null != -1:
+                ids.masked_fill_(ids == null, -1)
         translate = self.virtual_to_physical
         if translate is not None:
             # What is not in the table is masked, not looked up: no sentinel at its end is needed.

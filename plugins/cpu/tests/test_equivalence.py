@@ -32,6 +32,7 @@ def spec_of(dim: int, *, dtype: torch.dtype = torch.float32, axis: str = "time")
         dtype=dtype,
         window_axis=axis,  # type: ignore[arg-type]
         max_draft_tokens=4,
+        draft_topk=2,
     )
 
 
