@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import subprocess
@@ -20,6 +21,7 @@ from sconv_contract.behaviour import simulated
 from sconv_contract.findings import Report
 from sconv_contract.simulated_npu import SimulationError, child, installing
 from sconv_contract.simulated_npu.__main__ import main as start
+from sconv_contract.simulated_npu.requirements import PRIVATE_NAMES
 from sconv_contract.simulated_npu.state import settings
 from sconv_contract.simulated_npu.table import TORCH_NPU, table
 
@@ -98,14 +100,38 @@ def test_the_table_is_what_the_script_makes(script):
     assert script.text_of(script.from_installation()) == kept
 
 
+def test_every_private_name_of_torch_is_known():
+    """install() looks for them, and a canary among the device's tests does."""
+    used = set()
+    for path in DATA.parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and "torch._" in f"{node.module}":
+                used |= {f"{node.module}.{one.name}" for one in node.names}
+            elif isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+                used |= {name for name in [ast.unparse(node)] if name.startswith("torch.")}
+    used.remove("torch.__version__")
+    unknown = [
+        name
+        for name in sorted(used)
+        if not any(f"{known}.".startswith(f"{name}.") for known in PRIVATE_NAMES)
+    ]
+    assert not unknown
+    assert "torch._C._from_dlpack" in used
+
+
 def test_another_torch_is_refused_by_what_it_lacks(monkeypatch):
+    """Also by what the device's modules import: they are not imported before."""
+    for name in [name for name in sys.modules if name.startswith("sconv_contract.simulated_npu.")]:
+        if not name.endswith((".errors", ".installing", ".requirements", ".state", ".table")):
+            monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(torch, "__version__", "2.99.0+cpu")
     monkeypatch.delattr(torch._C, "_from_dlpack")
+    monkeypatch.delattr(torch._C, "DispatchKeySet")
     with pytest.raises(SimulationError) as caught:
         simulated_npu.install()
     assert str(caught.value) == (
         "the simulated npu is made for torch 2.13.0, and this is torch 2.99.0+cpu, which lacks"
-        " torch._C._from_dlpack: install torch==2.13.0 to use it"
+        " torch._C.DispatchKeySet, torch._C._from_dlpack: install torch==2.13.0 to use it"
     )
 
 

@@ -7,13 +7,13 @@ import torch
 
 from sconv_contract import simulated_npu
 from sconv_contract.simulated_npu import SimulationError, UnlistedOperator
-from sconv_contract.simulated_npu.installing import PRIVATE_NAMES, _exists
+from sconv_contract.simulated_npu.requirements import PRIVATE_NAMES, exists
 
 
 @pytest.mark.parametrize("name", PRIVATE_NAMES)
 def test_torch_still_has_what_it_does_not_promise(name):
     """A canary: the device is built on these, and install() refuses a torch that lacks one."""
-    assert _exists(name)
+    assert exists(name)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,8 @@ from .errors import (
 
 if TYPE_CHECKING:
     from .audit import region
-    from .installing import install, ledger, set_available
+    from .installing import install, set_available
+    from .memory import ledger
     from .vendor import custom_op
 
 __all__ = [
@@ -54,7 +55,7 @@ __all__ = [
 _LAZY: Final = {
     "custom_op": ".vendor",
     "install": ".installing",
-    "ledger": ".installing",
+    "ledger": ".memory",
     "region": ".audit",
     "set_available": ".installing",
 }

@@ -24,7 +24,16 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from .errors import SimulationError
 from .state import settings
 
-__all__ = ["CPU_KERNELS", "POISON", "Allocation", "Memory", "memory", "on_device", "view_of"]
+__all__ = [
+    "CPU_KERNELS",
+    "POISON",
+    "Allocation",
+    "Memory",
+    "ledger",
+    "memory",
+    "on_device",
+    "view_of",
+]
 
 #: Dispatch to the CPU's kernel whatever the tensor: right for what changes descriptions alone.
 CPU_KERNELS: Final = DispatchKeySet(DispatchKey.CPU)
@@ -214,6 +223,20 @@ memory: Final = Memory()
 def on_device(value: object) -> bool:
     """Whether a value is a tensor of the simulated device."""
     return isinstance(value, Tensor) and value.device.type == "npu"
+
+
+def ledger(tensor: Tensor) -> dict[str, int]:
+    """Return which operators wrote the memory that a tensor lies in, and how often.
+
+    The memory is the whole allocation: a pool's, if the tensor is a slice of it. Copies from the
+    host are ``h2d``, from another device ``p2p``; the operator that made it is counted as well.
+
+    Raises:
+        SimulationError: It is no tensor of the device.
+    """
+    if not on_device(tensor):
+        raise SimulationError(f"only the device keeps a ledger, and this is on {tensor.device}")
+    return dict(memory.find(tensor).written)
 
 
 def view_of(base: Tensor, like: Tensor) -> Tensor:
