@@ -286,8 +286,8 @@ def _module_name(path: Path, root: Path) -> str:
 
 
 def _relative(finding: Finding, base: Path) -> Finding:
-    path = Path(finding.path)
-    return replace(
-        finding,
-        path=path.relative_to(base).as_posix() if path.is_relative_to(base) else path.as_posix(),
-    )
+    """Name the file from where the command runs, as a repository does, or else from the target."""
+    path, here = Path(finding.path), Path.cwd()
+    start = here if base.is_relative_to(here) else base
+    shown = path.relative_to(start) if path.is_relative_to(start) else path
+    return replace(finding, path=shown.as_posix())

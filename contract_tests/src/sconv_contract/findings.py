@@ -30,7 +30,7 @@ class Finding:
     """One breach of one rule, or one question that the source does not answer.
 
     Attributes:
-        path: File, relative to the folder that was verified where it lies in it.
+        path: File, relative to the current folder if the target lies in it, else to the target.
         line: Counted from 1.
         rule: Its stable id.
         message: What was found and what was expected.

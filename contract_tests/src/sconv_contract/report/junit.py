@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
 from xml.etree import ElementTree
 
 from ..findings import Finding, Report, State
@@ -9,17 +11,20 @@ from ..rules.every import EVERY
 
 __all__ = ["render"]
 
+_NO_XML: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+
 
 def render(report: Report) -> str:
     """Return the report as JUnit XML."""
     states = report.states()
-    failures = sum(state in (State.BROKEN, State.UNVERIFIABLE) for state in states.values())
+    failing = {rule for one in report.failing for rule in (one.rule, *one.leaves_open)}
+    failing &= states.keys()
     skipped = sum(state is State.EXPECTED for state in states.values()) + len(report.not_asked)
     suite = ElementTree.Element(
         "testsuite",
         name=f"sconv contract: {report.target}",
         tests=str(len(report.rules) + len(report.stale)),
-        failures=str(failures + len(report.stale)),
+        failures=str(len(failing) + len(report.stale)),
         errors="0",
         skipped=str(skipped),
     )
@@ -33,13 +38,15 @@ def render(report: Report) -> str:
             continue
         found = [one for one in report.findings if rule in (one.rule, *one.leaves_open)]
         body = "\n".join(_line(one) for one in found)
-        if states[rule] in (State.BROKEN, State.UNVERIFIABLE):
+        if rule in failing:
             failure = ElementTree.SubElement(
                 case, "failure", message=found[0].message, type=states[rule].value
             )
             failure.text = body
         elif states[rule] is State.EXPECTED:
             ElementTree.SubElement(case, "skipped", message=f"expected: {found[0].reason}")
+        elif found:  # a warning
+            ElementTree.SubElement(case, "system-out").text = body
     for line in report.stale:
         case = ElementTree.SubElement(
             suite, "testcase", classname=f"sconv.{report.target}", name=line
@@ -48,9 +55,10 @@ def render(report: Report) -> str:
     root = ElementTree.Element("testsuites")
     root.append(suite)
     ElementTree.indent(root)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(
-        root, encoding="unicode"
-    )
+    text = ElementTree.tostring(root, encoding="unicode")
+    # What a failing assertion shows may hold characters that XML has no way to write.
+    text = _NO_XML.sub("\N{REPLACEMENT CHARACTER}", text)
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{text}'
 
 
 def _line(finding: Finding) -> str:
