@@ -8,16 +8,13 @@ from typing import Any
 
 import torch
 
+from sconv import graphs
+from sconv.graphs import has_graphs
 from sconv.testing.recording import record
 
 from ..simulated_npu.state import settings
 
 __all__ = ["capture", "has_graphs"]
-
-
-def has_graphs(device: torch.device) -> bool:
-    """Whether the device captures graphs itself, as ``torch.cuda`` and ``torch.npu`` do."""
-    return device.type != "cpu" and _graph_class(device) is not None
 
 
 def capture(device: torch.device, step: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
@@ -26,27 +23,16 @@ def capture(device: torch.device, step: Callable[[], Any]) -> tuple[Callable[[],
     On a device with graphs the call runs twice before, the second time with every wait for the
     device refused where torch can tell (``set_sync_debug_mode``).
     """
-    graph_class = _graph_class(device)
-    if device.type == "cpu" or graph_class is None:
+    if not has_graphs(device):
         recording = record(step)
         return recording.replay, recording.result
     module: Any = torch.get_device_module(device)
-    # A capture is of the current device.
-    with module.device(device):
-        with module.stream(module.Stream(device)):
-            step()  # compilation may sync, a capture may not
-            with _no_sync(module):
-                step()
-        module.synchronize(device)
-        graph = graph_class()
-        with module.graph(graph), _watched(device):
-            result = step()
-    return graph.replay, result
-
-
-def _graph_class(device: torch.device) -> Any:
-    """Return ``torch.cuda.CUDAGraph``, ``torch.npu.NPUGraph`` and so on; None if there is none."""
-    return getattr(torch.get_device_module(device), f"{device.type.upper()}Graph", None)
+    with module.device(device), module.stream(module.Stream(device)):
+        step()  # compilation may sync, a capture may not
+        with _no_sync(module):
+            step()
+    captured = graphs.capture(device, step, warm_ups=0, around=lambda: _watched(device))
+    return captured.replay, captured.result
 
 
 @contextmanager
