@@ -268,6 +268,74 @@ def test_a_broken_pipe_is_quiet(alone, body):
     assert process.returncode == 141
 
 
+def _command(alone, body: str) -> None:
+    alone.module("gen", f"import sys\ndef main(argv):\n    {body}\n    return 0")
+    alone.distribution("sconv-extra", commands={"measure": "gen:main"})
+
+
+def _shell(alone, line: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a line of shell in which $SCONV is the command."""
+    python = f"{sys.executable} -S -B -m sconv"
+    return subprocess.run(
+        ["/bin/sh", "-c", line],
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(alone.root),
+            "SCONV": python,
+            **environment,
+        },
+        capture_output=True,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no full device")
+@pytest.mark.parametrize(
+    ("command", "unbuffered"),
+    # Unbuffered, argparse keeps to itself that its help cannot be written.
+    [("backends", ""), ("--help", ""), ("measure", ""), ("measure", "1")],
+)
+def test_a_full_disk_is_one_line(alone, command, unbuffered):
+    _command(alone, "sys.stdout.write('text')")
+    done = _shell(alone, f"$SCONV {command} >/dev/full", PYTHONUNBUFFERED=unbuffered)
+    assert (done.returncode, done.stderr) == (
+        1,
+        b"sconv: OSError: [Errno 28] No space left on device\n",
+    )
+
+
+def test_a_closed_output_is_one_line(alone):
+    _command(alone, "sys.stdout.write('text')")
+    done = _shell(alone, "$SCONV measure >&-")
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"sconv: standard output is closed")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_closed_errors_are_no_error(alone):
+    _command(alone, "sys.stderr.write('text')")
+    assert _shell(alone, "$SCONV measure 2>&-").returncode == 0
+
+
+@pytest.mark.parametrize("errors", ["ascii", "ascii:strict", "latin-1"])
+def test_what_a_terminal_has_no_letter_for_is_escaped(alone, errors):
+    _command(alone, r"print('caf\xe9 \u20ac')")
+    done = _shell(alone, "$SCONV measure", PYTHONIOENCODING=errors)
+    letter = b"\xe9" if errors == "latin-1" else rb"\xe9"
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == b"caf" + letter + rb" \u20ac" + b"\n"
+
+
+def test_an_error_of_the_system_ends_a_command_in_one_line(site, capsys):
+    site.module("gen", "def main(argv): open('/no/such/file')")
+    site.distribution("sconv-transformers", commands={"generate": "gen:main"})
+    code, out, err = run(capsys, "generate")
+    assert (code, out) == (1, "")
+    assert err == (
+        "sconv: FileNotFoundError: [Errno 2] No such file or directory: '/no/such/file'\n"
+    )
+
+
 def test_an_interrupt_ends_with_130(alone):
     alone.module(
         "gen",

@@ -19,9 +19,10 @@ from .claims import OWNERS
 from .discovery import ENVIRONMENT, backends, choose
 from .errors import PluginError, SconvError
 from .installed import Entry, damaged_metadata, entries, import_attribute
+from .output import discard_output, flush_output, prepare_output
 from .plugin import Available, BackendInfo, Broken, Unavailable
 from .torch_failure import torch_failure
-from .wording import did_you_mean, one_line
+from .wording import did_you_mean, one_line, one_line_error
 
 __all__ = ["COMMANDS", "main"]
 
@@ -50,14 +51,20 @@ _BROKEN_PIPE: Final = 141
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 1 failed, 2 not understood."""
     try:
-        code = _dispatch(sys.argv[1:] if argv is None else list(argv))
-        sys.stdout.flush()
+        prepare_output()
+        try:
+            return _dispatch(sys.argv[1:] if argv is None else list(argv))
+        finally:
+            # Also after --help, which leaves by an exception.
+            flush_output()
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # The interpreter flushes once more at exit; without this it would complain then.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         return _BROKEN_PIPE
+    except OSError as exc:
+        discard_output()
+        return _fail(one_line_error(exc))
     except SconvError as exc:
         return _fail(str(exc))
     except RuntimeError as exc:
@@ -65,7 +72,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if reason is None:
             raise
         return _fail(reason, code=2)
-    return code
 
 
 def _dispatch(argv: list[str]) -> int:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from .planning import LayoutPlan, Plan, plan
+from .errors import SpecError
+from .planning import LayoutPlan, Plan, parse_bytes, plan
 from .spec import StateSpec, Stream
-from .windows import LAYOUTS
+from .windows import LAYOUTS, choose_layout
 
 __all__ = ["report"]
 
@@ -19,23 +20,29 @@ def report(argv: list[str]) -> str:
     """Return what the command prints.
 
     Raises:
-        SpecError: Nothing fits, or a value is out of range.
-        SystemExit: The arguments are not understood.
+        SpecError: Not one request fits.
+        SystemExit: The arguments are not understood, or no spec has such values.
     """
-    options = _parser().parse_args(argv)
-    spec = StateSpec(
-        num_layers=options.layers,
-        streams=options.stream,
-        kernel_size=options.kernel_size,
-        # Their difference is all that a plan reads of the two.
-        num_slots=1 + options.snapshots,
-        max_requests=1,
-        dtype=getattr(torch, options.dtype),
-        window_axis=options.window_axis,
-        max_draft_tokens=options.draft_tokens,
-        draft_topk=options.draft_topk,
-    )
-    found = plan(spec, memory=options.memory, layout=options.layout)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    try:
+        spec = StateSpec(
+            num_layers=options.layers,
+            streams=options.stream,
+            kernel_size=options.kernel_size,
+            # Their difference is all that a plan reads of the two.
+            num_slots=1 + options.snapshots,
+            max_requests=1,
+            dtype=getattr(torch, options.dtype),
+            window_axis=options.window_axis,
+            max_draft_tokens=options.draft_tokens,
+            draft_topk=options.draft_topk,
+            window_layout=options.layout or "auto",
+        )
+        choose_layout(spec, tuple(LAYOUTS), backend="the plan")
+    except SpecError as exc:
+        parser.error(str(exc))
+    found = plan(spec, memory=options.memory)
     return json.dumps(_json(found), indent=2) if options.json else _table(found)
 
 
@@ -45,8 +52,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Say how many requests fit in a memory, for each layout of the verify windows.",
         epilog="Sizes are of one tensor-parallel rank.",
     )
-    parser.add_argument("--memory", required=True, help="bytes, or for example 4GiB or 800MB")
-    parser.add_argument("--layers", type=int, required=True, metavar="N", help="convolution layers")
+    parser.add_argument(
+        "--memory", type=_memory, required=True, help="bytes, or for example 4GiB or 800MB"
+    )
+    parser.add_argument(
+        "--layers", type=_positive, required=True, metavar="N", help="convolution layers"
+    )
     parser.add_argument(
         "--stream",
         type=_stream,
@@ -65,21 +76,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--window-axis", choices=("time", "channel"), default="time")
     parser.add_argument(
         "--draft-tokens",
-        type=int,
+        type=_positive,
         default=1,
         metavar="N",
         help="tokens of a row in a verify step, the root included; default 1, no speculation",
     )
     parser.add_argument(
         "--draft-topk",
-        type=int,
+        type=_positive,
         default=1,
         metavar="N",
         help="children of a node; default 1, chains",
     )
     parser.add_argument(
         "--snapshots",
-        type=int,
+        type=_count,
         default=0,
         metavar="N",
         help="slots beyond one per request; default 0",
@@ -91,9 +102,31 @@ def _parser() -> argparse.ArgumentParser:
 
 def _stream(text: str) -> Stream:
     name, _, dim = text.partition("=")
-    if not name or not dim.isdecimal():
+    if not name or not dim.isdecimal() or int(dim) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected NAME=DIM, for example k=1024")
     return Stream(name, int(dim))
+
+
+def _memory(text: str) -> int:
+    try:
+        size = parse_bytes(text)
+    except SpecError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from None
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no memory: expected a byte at least")
+    return size
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number, 0 or more")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number, 1 or more")
+    return int(text)
 
 
 def _json(found: Plan) -> dict[str, Any]:

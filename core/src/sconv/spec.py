@@ -74,7 +74,8 @@ class StateSpec:
             ``[D, K-1]`` (LFM2, GDN, Mamba2).
         max_draft_tokens: Most tokens of a row in a verify step, the always-kept root included;
             1 means no speculation.
-        draft_topk: Most children of a node of a draft tree; 1 means chains.
+        draft_topk: Most children of a node of a draft tree; 1 means chains. A wider tree is refused
+            where values are checked.
         track_interval: Tokens between two prefix-cache snapshots of a running request; None = none.
         chunk_size: Tokens to which cached prefixes are aligned.
         window_layout: How verify windows are kept (:mod:`sconv.windows`): ``"dense"``, ``"dedup"``,

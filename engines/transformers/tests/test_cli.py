@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -115,6 +116,35 @@ def test_several_prompts_are_one_batch(folder, capsys):
     out = capsys.readouterr().out
     for number, prompt in enumerate(prompts, start=1):
         assert f"--- prompt {number} of 3 ---\n{prompt}" in out
+
+
+def test_a_prompt_that_is_no_text_is_refused(capsys):
+    """As a shell hands it over: bytes that are not UTF-8 come as lone surrogates."""
+    with pytest.raises(SystemExit) as left:
+        command.main(["--prompt", os.fsdecode(b"caf\xe9 = 1")])
+    captured = capsys.readouterr()
+    assert (left.value.code, captured.out) == (2, "")
+    assert r"argument --prompt: 'caf\udce9 = 1' is not valid UTF-8" in captured.err
+
+
+def test_a_prompt_is_utf_8_whatever_the_locale(folder, capsys):
+    """A locale without UTF-8 hands over the same bytes as surrogates, one by one."""
+    path = folder()
+    text = "caf\xe9 \u20ac"
+    given = text.encode().decode("ascii", "surrogateescape")
+    assert given != text
+    runs = [
+        _json(capsys, "--model", path, "--prompt", prompt, "--max-new-tokens", "3")[1]["outputs"]
+        for prompt in (text, given)
+    ]
+    assert runs[0] == runs[1]
+    assert runs[0][0]["prompt"] == text
+
+
+def test_json_is_ascii(folder, capsys):
+    arguments = ["--model", folder(), "--prompt", "caf\xe9", "--max-new-tokens", "2", "--json"]
+    assert command.main(arguments) == 0
+    assert capsys.readouterr().out.isascii()
 
 
 def test_drafts_are_counted(folder, capsys):

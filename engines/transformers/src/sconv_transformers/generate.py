@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -52,6 +53,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", metavar="DIR_OR_ID", help="a folder, or a model on the hub")
     parser.add_argument(
         "--prompt",
+        type=_text,
         action="append",
         required=True,
         metavar="TEXT",
@@ -276,6 +278,18 @@ def _report(
         ],
         compare=compare,
     )
+
+
+def _text(argument: str) -> str:
+    """Return the text of an argument, whose bytes are UTF-8 whatever the locale took them for."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        try:
+            return os.fsencode(argument).decode()
+        except UnicodeError:
+            raise argparse.ArgumentTypeError(f"{argument!a} is not valid UTF-8") from None
+    return argument
 
 
 def _positive(text: str) -> int:

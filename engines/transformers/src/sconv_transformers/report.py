@@ -122,7 +122,8 @@ class Report:
         value["metadata_builds_per_step"] = round(self.builds_per_step, 6)
         if self.compare is not None:
             value["compare"]["equal"] = self.compare.difference is None
-        return json.dumps(value, ensure_ascii=False)
+        # In ASCII, which every terminal and every reader has.
+        return json.dumps(value)
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the table: name and value."""
