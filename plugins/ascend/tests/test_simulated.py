@@ -17,7 +17,13 @@ import pytest
 FOLDER = Path(__file__).parent / "simulated"
 GROUPS = {
     "behaviour": ["test_behaviour.py"],
-    "backend": ["test_equals_cpu.py", "test_faults_npu.py", "test_graphs.py", "test_operators.py"],
+    "backend": [
+        "test_device.py",
+        "test_equals_cpu.py",
+        "test_faults_npu.py",
+        "test_graphs.py",
+        "test_operators.py",
+    ],
 }
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 
 from sconv.errors import BackendUnavailableError
+from sconv.plugin import Unavailable
 from sconv.pool import ConvStatePool
 from sconv.spec import StateSpec
 
 from .backend import AscendBackend
+from .probe import probe
 from .runtime import load_torch_npu
 
 __all__ = ["create"]
@@ -24,10 +26,11 @@ def create(*, spec: StateSpec, device: torch.device, pool: ConvStatePool | None)
         BackendUnavailableError: torch_npu finds no device.
     """
     npu = torch.get_device_module("npu")
-    if not npu.is_available():
+    answer = probe()
+    if isinstance(answer, Unavailable):
         raise BackendUnavailableError(
-            f"Ascend backend requested, but torch_npu finds {npu.device_count()} devices: see "
-            "ASCEND_RT_VISIBLE_DEVICES, or choose another backend"
+            f"Ascend backend requested, but {answer.reason}: look at ASCEND_RT_VISIBLE_DEVICES and "
+            "npu-smi, or choose another backend"
         )
     if device.index is None:
         # Named as its tensors name it, so that devices can be compared.

@@ -65,7 +65,8 @@ def _ask(release: str) -> Available | Unavailable:
         return Unavailable(f"torch_npu {release} cannot ask for devices: {one_line_error(exc)}")
     visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
     hidden = "" if visible is None else f" (ASCEND_RT_VISIBLE_DEVICES={visible!r})"
-    return Unavailable(f"torch_npu {release} finds {count} devices{hidden}")
+    found = f"none of {count} devices that can be used" if count else "no device"
+    return Unavailable(f"torch_npu {release} finds {found}{hidden}")
 
 
 def _missing_package() -> str | None:
