@@ -69,6 +69,17 @@ def test_backends_json_says_the_same(site, capsys, monkeypatch):
     assert (report["selected"], report["error"], report["notes"]) == ("fast", None, [])
 
 
+def test_a_backend_that_could_not_be_built_is_not_selected(site, capsys):
+    site.plugin("cpu", "sconv-plugin-cpu", answer="Available(0)")
+    site.plugin("fast", answer="Available(20)", factory="fast_kernels")
+    report = json.loads(run(capsys, "backends", "--json")[1])
+    states = {row["name"]: (row["state"], row["reason"]) for row in report["backends"]}
+    assert states == {
+        "cpu": ("selected", None),
+        "fast": ("broken", "BackendInfo.factory is 'fast_kernels', not a string 'module:attr'"),
+    }
+
+
 def test_the_environments_choice_is_the_selected_one(site, capsys, monkeypatch):
     site.plugin("a", answer="Available(9)")
     site.plugin("b")

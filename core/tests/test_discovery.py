@@ -435,6 +435,9 @@ def test_a_name_that_is_not_the_entry_points(site):
         ("contract", (1, True)),
         ("contract", [1, 0]),
         ("factory", None),
+        ("factory", "npu_kernels"),
+        ("factory", "npu_kernels:"),
+        ("factory", "npu kernels:create"),
         ("device", ""),
     ],
 )
@@ -512,7 +515,7 @@ def test_a_factory_that_finds_out_that_it_cannot_run_says_so_once(site):
 @pytest.mark.parametrize(
     ("factory", "wanted"),
     [
-        ("host_kernels", "not of the form 'module:attr'"),
+        ("host_kernels", "is 'host_kernels', not a string 'module:attr'"),
         ("host_kernels:creat", "did you mean 'create'"),
         ("host_kernels:number", "is 3, not a callable"),
     ],

@@ -119,6 +119,18 @@ def test_a_factory_that_fails_is_named_with_its_cause(installed, monkeypatch):
     assert isinstance(caught.value.__cause__, OSError)
 
 
+@pytest.mark.parametrize(
+    ("made", "kind"),
+    [(None, r"None: .*hooks; is its return missing\?"), ({}, "a dict: "), (4, "an int: ")],
+)
+def test_a_factory_that_makes_no_backend_is_told_in_one_line(installed, monkeypatch, made, kind):
+    installed()
+    _serve(monkeypatch, lambda *, spec, device, pool: made)
+    with pytest.raises(sconv.ContractError, match=rf"'here:create' returned {kind}") as caught:
+        sconv.load_backend(spec=_spec())
+    assert "\n" not in str(caught.value)
+
+
 def test_a_factorys_own_refusal_of_a_spec_passes_through(installed, monkeypatch):
     installed()
 

@@ -19,7 +19,7 @@ import pluggy
 from .claims import OWNERS, contests, faults, qualified
 from .errors import BackendNotFoundError, BackendUnavailableError, PluginError
 from .hookspecs import CONTRACT_VERSION, PROJECT_NAME, DiscoverySpec
-from .installed import Entry, damaged_metadata, entries, import_attribute
+from .installed import Entry, damaged_metadata, entries, import_attribute, is_reference
 from .plugin import Available, BackendInfo, Broken, Capabilities, Origin, Unavailable
 from .validation import check_discovery
 from .wording import did_you_mean, one_line, one_line_error
@@ -221,7 +221,7 @@ def _check_description(info: object, entry: Entry) -> None:
     expected: tuple[tuple[str, bool, str], ...] = (
         ("device_type", isinstance(info.device_type, str) and bool(info.device_type), "a string"),
         ("contract", _is_version(info.contract), "a tuple of two ints such as (1, 0)"),
-        ("factory", isinstance(info.factory, str), "a string 'module:attr'"),
+        ("factory", is_reference(info.factory), "a string 'module:attr'"),
         ("probe", callable(info.probe), "a callable"),
         ("capabilities", isinstance(info.capabilities, Capabilities), "a sconv.Capabilities"),
     )

@@ -14,7 +14,14 @@ from importlib_metadata import distributions
 from .errors import PluginError
 from .wording import did_you_mean, one_line_error
 
-__all__ = ["Entry", "canonical", "damaged_metadata", "entries", "import_attribute"]
+__all__ = [
+    "Entry",
+    "canonical",
+    "damaged_metadata",
+    "entries",
+    "import_attribute",
+    "is_reference",
+]
 
 _SEPARATORS: Final = re.compile(r"[-_.]+")
 _NAME: Final = re.compile(r"^Name:[ \t]*(\S+)", re.MULTILINE)
@@ -83,6 +90,11 @@ def damaged_metadata() -> list[str]:
 def canonical(distribution: str) -> str:
     """Return a normalised name: ``Sconv.NPU`` and ``sconv_npu`` are both ``sconv-npu``."""
     return _SEPARATORS.sub("-", distribution).lower()
+
+
+def is_reference(value: object) -> bool:
+    """Whether a value is a string of the form ``"module:attr"``."""
+    return isinstance(value, str) and _REFERENCE.fullmatch(value.strip()) is not None
 
 
 def import_attribute(reference: str) -> object:

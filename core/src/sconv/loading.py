@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 
 from .backend import Backend
@@ -83,6 +85,7 @@ def build(
         raise
     except Exception as exc:
         raise PluginError(f"{info}: its factory failed: {one_line_error(exc)}") from exc
+    _check_made(implementation, info)
     hooks, manager = bind(implementation, info)
     if spec.max_draft_tokens > 1:
         _check_layout(info, implementation.pool, layout)
@@ -94,6 +97,16 @@ def build(
         hooks=hooks,
         observers=Observers(manager),
     )
+
+
+def _check_made(made: object, info: BackendInfo) -> None:
+    """Refuse what has no hook by its nature; of other objects :func:`bind` says what they lack."""
+    if type(made).__module__ == "builtins" and not isinstance(made, type | ModuleType):
+        hint = "; is its return missing?" if made is None else ""
+        raise ContractError(
+            f"{info}: its factory {info.factory!r} returned {kind_of(made)}: expected the object "
+            f"that implements the hooks{hint}"
+        )
 
 
 def _device_type(device: torch.device | str) -> str:
