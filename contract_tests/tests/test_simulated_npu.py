@@ -18,6 +18,7 @@ from sconv import Available, BackendInfo
 from sconv.cli import main
 from sconv_contract import cli, simulated_npu
 from sconv_contract.behaviour import simulated
+from sconv_contract.behaviour.command import place_of
 from sconv_contract.findings import Report
 from sconv_contract.simulated_npu import SimulationError, child, installing
 from sconv_contract.simulated_npu.__main__ import main as start
@@ -223,6 +224,16 @@ def test_verify_refuses_a_backend_of_another_device(monkeypatch, capsys):
     monkeypatch.setattr(settings, "devices", 2)
     assert verify("--behaviour", "cpu", "--simulated", "npu") == 2
     assert "is for 'cpu'; --simulated npu checks backends for 'npu'" in capsys.readouterr().err
+
+
+def test_a_finding_is_where_the_plugin_asked_and_not_in_the_device():
+    with pytest.raises(SimulationError) as caught:
+        simulated_npu.ledger(torch.ones(1))
+    assert Path(caught.traceback[-1].path).name == "memory.py"
+    assert Path(place_of(caught).path) == Path(__file__)
+    with pytest.raises(IndexError) as caught:
+        [].pop()
+    assert place_of(caught).lineno == caught.traceback[-1].lineno
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +16,16 @@ from sconv.wording import one_line
 
 from ..expected import Expectations
 from ..findings import Finding, Report
+from ..simulated_npu.errors import SimulationError
 from ..target import TargetError
 from .rules import BEHAVIOUR, rule_of
 
 __all__ = ["refuse_without_needs", "run_behaviour", "selected"]
 
 _NEEDED: Final = ("pytest", "hypothesis", "torch")
+
+#: It fills new memory, and so stands between a backend and its device.
+_POISON: Final = "sconv.testing.poison"
 
 _MODULE: Final = """\
 import pytest
@@ -113,6 +118,26 @@ def run_behaviour(
     )
 
 
+def place_of(caught: Any) -> Any:
+    """Return the traceback's entry that a finding is reported at.
+
+    Args:
+        caught: pytest's ``ExceptionInfo``. Where the simulated device refused something, the line
+            that asked for it is meant, and not the lines of torch and of the device below it.
+    """
+    entries = caught.traceback
+    if isinstance(caught.value, SimulationError):
+        below = [Path(__file__).parents[1] / "simulated_npu", *_folders("torch", _POISON)]
+        asked = [one for one in entries if not any(map(Path(one.path).is_relative_to, below))]
+        entries = asked or entries
+    return entries[-1]
+
+
+def _folders(*modules: str) -> list[Path]:
+    known = [sys.modules[name] for name in modules if name in sys.modules]
+    return [Path(module.__file__).parent for module in known if module.__file__]
+
+
 class _Collector:
     """A pytest plugin that runs the tests of some rules and keeps what happened to each."""
 
@@ -138,7 +163,7 @@ class _Collector:
         if call.excinfo.typename == "Skipped":
             self._skipped[rule] = text.removeprefix("capability: ")
             return
-        entry = call.excinfo.traceback[-1]
+        entry = place_of(call.excinfo)
         finding = Finding(
             path=str(entry.path),
             line=entry.lineno + 1,
