@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -40,3 +42,19 @@ def test_work_on_the_host_is_refused_though_no_capture_sees_it(conv, make):
     shadow = make.on("cpu")
     with pytest.raises(SilentFallback):
         capture(NPU, lambda: (shadow.step(), conv.step()))
+
+
+def test_what_torch_says_of_its_debug_mode_fails_no_strict_test(conv, monkeypatch):
+    """On a GPU it warns that the mode is a prototype."""
+    chosen, inside = torch.npu.set_sync_debug_mode, []
+
+    def choose(mode):
+        if mode == "error":
+            warnings.warn("a prototype feature", UserWarning, stacklevel=2)
+        chosen(mode)
+
+    monkeypatch.setattr(torch.npu, "set_sync_debug_mode", choose)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        capture(NPU, lambda: inside.append(torch.npu.get_sync_debug_mode()) or conv.step())
+    assert inside == [0, 2, 0]
