@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from sconv.cli import main
 from sconv_contract.behaviour.rules import BEHAVIOUR
+from sconv_contract.cli import parser
 from sconv_contract.expected import read_expectations
 from sconv_contract.report import FORMATS
 from sconv_contract.rules import RULES
@@ -52,9 +55,45 @@ def test_the_formats_of_the_page_are_all():
     assert named.replace("\\", "").split("|") == list(FORMATS)
 
 
-def test_the_pre_commit_hook_runs_a_command_that_exists():
+TEMPLATE = "contract_tests/src/sconv_contract/scaffold/template"
+COMMANDS = [
+    (name, command)
+    for name in (
+        ".pre-commit-hooks.yaml",
+        "contract_tests/README.md",
+        "docs/how-to/verify-a-plugin.md",
+        f"{TEMPLATE}/README.md.template",
+        f"{TEMPLATE}/.github/workflows/contract.yml.template",
+    )
+    for command in re.findall(r"sconv verify( [^`\n&#]+)", (ROOT / name).read_text())
+]
+
+
+@pytest.mark.parametrize(("name", "command"), COMMANDS)
+def test_every_command_of_a_page_is_one(name, command):
+    options = parser().parse_args(shlex.split(command.partition("--print")[0]))
+    assert options.target or options.explain or options.behaviour or options.tree
+
+
+def test_the_pre_commit_hook_passes_a_plugin_and_refuses_a_broken_one(
+    corpus, tmp_path, monkeypatch, capsys
+):
+    """As pre-commit runs it: the entry, in the folder of the repository, with no file names."""
     hook = (ROOT / ".pre-commit-hooks.yaml").read_text()
+    assert "pass_filenames: false" in hook
     project = tomllib.loads((ROOT / "contract_tests" / "pyproject.toml").read_text())["project"]
-    assert "entry: sconv verify ." in hook
-    assert "verify" in project["entry-points"]["sconv.commands"]
     assert f"sconv-contract=={project['version'].rpartition('.')[0]}.*" in hook
+    (entry,) = re.findall(r"^  entry: sconv (.*)$", hook, re.MULTILINE)
+    for half, name, code in ((1, "plain", 0), (0, "missing_one", 1)):
+        (case,) = [case for case in corpus[half] if case.name == name]
+        monkeypatch.chdir(case.unpack(tmp_path / name))
+        assert main(shlex.split(entry)) == code
+        assert "sconv contract: ." in capsys.readouterr().out
+
+
+def test_the_repository_can_be_installed_for_its_hook():
+    """pre-commit does that; setuptools, which it would take, refuses so many folders."""
+    root = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert root["build-system"]["build-backend"] == "hatchling.build"
+    assert root["tool"]["hatch"]["build"]["targets"]["wheel"]["bypass-selection"] is True
+    assert root["tool"]["uv"]["package"] is False

@@ -20,39 +20,41 @@ from .rules.every import EVERY
 from .target import TargetError, locate
 from .tree import scan_tree
 
-__all__ = ["verify"]
+__all__ = ["parser", "verify"]
 
 _CLEAN, _FOUND, _FAILED = 0, 1, 2
 
 
 def verify(argv: Sequence[str]) -> int:
     """Run ``sconv verify``: 0 clean, 1 findings, 2 it could not be checked."""
-    parser = _parser()
-    options = parser.parse_args(argv)
+    command = parser()
+    options = command.parse_args(argv)
     try:
         if options.explain is not None:
             return _explain(options.explain)
         if options.list:
             return _list()
         if sum(one is not None for one in (options.target, options.tree, options.behaviour)) > 1:
-            parser.error("name one thing: a target, --tree DIR or --behaviour NAME")
+            command.error("name one thing: a target, --tree DIR or --behaviour NAME")
         if options.tree is not None:
             if options.hook is None:
-                parser.error("--tree needs --hook NAME")
+                command.error("--tree needs --hook NAME")
             return _tree(options)
         if options.simulated is not None and (options.on_hardware or options.behaviour is None):
-            parser.error("--simulated goes with --behaviour NAME, and not with --on-hardware")
+            command.error("--simulated goes with --behaviour NAME, and not with --on-hardware")
         if options.on_hardware:
             return _on_hardware(options, argv)
         if options.print:
-            parser.error("--print goes with --on-hardware")
+            command.error("--print goes with --on-hardware")
         if options.behaviour is not None:
             return _behaviour(options, argv)
         if options.target is None:
-            parser.error("name a folder, a distribution or an entry point")
+            command.error("name a folder, a distribution or an entry point")
         return _static(options)
     except TargetError as exc:
         print(f"sconv verify: {exc}", file=sys.stderr)
+    except BrokenPipeError:
+        raise  # whoever reads has what was wanted
     except Exception:
         # Python's own exit code for it is 1, which says that there are findings.
         traceback.print_exc()
@@ -60,7 +62,8 @@ def verify(argv: Sequence[str]) -> int:
     return _FAILED
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """Return what reads the command's line."""
     parser = argparse.ArgumentParser(
         prog="sconv verify",
         description="Check that a plugin keeps the contract. Its source is read, never imported, so"
