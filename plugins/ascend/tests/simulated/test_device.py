@@ -11,7 +11,7 @@ import sconv
 from sconv.discovery import resolve_factory, select
 from sconv.errors import BackendUnavailableError
 from sconv.plugin import Available
-from sconv.testing.digits import digit_spec
+from sconv.testing.digits import digit_spec, run_digits
 from sconv_ascend.probe import PRIORITY
 from sconv_contract import simulated_npu
 
@@ -39,6 +39,14 @@ def test_the_device_is_named_as_its_tensors_name_it(index: int) -> None:
     assert backend.pool.layers[0].device == backend.device
     other = sconv.load_backend("ascend", spec=digit_spec(), device=f"npu:{1 - index}")
     assert other.pool.req_to_slot.device == torch.device("npu", 1 - index)
+
+
+def test_memory_that_is_bound_later_lies_on_the_current_device() -> None:
+    pool = sconv.ConvStatePool.adopt(digit_spec(), device="npu")
+    backend = sconv.load_backend("ascend", spec=digit_spec(), pool=pool)
+    pool.bind([torch.zeros(10, 3, 1, device="npu")])
+    batch = sconv.ForwardBatch.decode(slots=torch.tensor([4], device="npu"))
+    assert run_digits(backend, batch, [4]) == [4000]
 
 
 @pytest.mark.usefixtures("no_device")

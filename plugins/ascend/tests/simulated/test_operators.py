@@ -6,16 +6,20 @@ import random
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import sconv
 from sconv import ForwardBatch, ForwardMode, StateSpec, Stream
 from sconv.testing.harness import Harness
 from sconv.testing.steps import Step
+from sconv.testing.strategies import Adopted, adopted_pools, dtypes, live_slots, specs, steps
 from sconv_ascend.operators import OPERATORS, OUT_OF_GRAPH
 from sconv_contract import simulated_npu
 from sconv_contract.simulated_npu import HostSync, UnlistedOperator
 from sconv_contract.simulated_npu.table import table
 
+LISTED = OPERATORS | OUT_OF_GRAPH
 LIVE = [9, 2, 7, 4]
 ROWS = 6
 #: Two padded rows on the dummy slot and one without any: none of them may write what shows.
@@ -87,7 +91,7 @@ def test_the_recordable_part_uses_listed_operators_alone(
     batch = harness.batch(step)
     kept = torch.tensor([1, -1, 2, 0, 0, 1], device=backend.device)
     targets = torch.tensor(TARGETS, device=backend.device)
-    with simulated_npu.region(in_graph=False, allow=OPERATORS | OUT_OF_GRAPH):
+    with simulated_npu.region(in_graph=False, allow=LISTED):
         backend.init_forward_metadata_out_graph(batch, in_capture=True)
     with simulated_npu.region(in_graph=True, allow=OPERATORS) as counters:
         backend.init_forward_metadata_in_graph(batch)
@@ -101,11 +105,52 @@ def test_the_recordable_part_uses_listed_operators_alone(
         harness.check(step, inputs, before, outputs)
 
 
+@settings(max_examples=60)
+@given(data=st.data())
+def test_memory_that_an_engine_owns_needs_no_other_operators(data: st.DataObject) -> None:
+    """Any widths, strides, dtypes, steps and translations of slot ids; a commit with snapshots."""
+    spec = data.draw(specs(draft=True))
+    engine = data.draw(adopted_pools(spec, "npu:0"))
+    backend = sconv.load_backend("ascend", spec=spec, pool=engine.pool)
+    live = data.draw(live_slots())
+    harness = Harness(
+        backend,
+        seed=data.draw(st.integers(0, 2**16)),
+        live=live,
+        x_dtype=data.draw(dtypes),
+        activation=data.draw(st.sampled_from((None, "silu"))),
+        strided=data.draw(st.booleans()),
+        slot_ids=engine.slot_ids,
+        null_id=engine.null_id,
+    )
+    step = data.draw(steps(spec, live, data.draw(st.sampled_from(list(ForwardMode)))))
+    inputs, before = harness.inputs(step.num_tokens), harness.state()
+    rows = harness.request_rows(step)
+    batch = step.batch(rows, harness.slot_id, backend.device)
+    with simulated_npu.region(in_graph=False, allow=None if ids_by_function(engine) else LISTED):
+        backend.init_forward_metadata(batch)
+    with simulated_npu.region(in_graph=True, allow=OPERATORS):
+        outputs = harness.convolve(batch, inputs)
+    harness.check(step, inputs, before, outputs)
+    if step.mode is not ForwardMode.TARGET_VERIFY:
+        return
+    names = [harness.slot_id(slot) for slot in step.slots] if step.by_slots else rows
+    slots = torch.tensor(names, dtype=torch.int64, device=backend.device)
+    none = torch.full_like(slots, -1)
+    with simulated_npu.region(in_graph=True, allow=None if ids_by_function(engine) else OPERATORS):
+        backend.update_mamba_state_after_mtp_verify(none, none, none, slots)
+
+
+def ids_by_function(engine: Adopted) -> bool:
+    """Whether the engine translates slot ids by a function, whose operators are its own."""
+    return engine.pool.translates_on_host
+
+
 def test_a_request_lives_on_listed_operators() -> None:
     """What a pool does for a request is outside of graphs, and on the device all the same."""
     backend = sconv.load_backend("ascend", spec=spec_of("time", "dense"))
     pool = backend.pool
-    with simulated_npu.region(in_graph=False, cpu="count", allow=OPERATORS | OUT_OF_GRAPH) as seen:
+    with simulated_npu.region(in_graph=False, cpu="count", allow=LISTED) as seen:
         slots = pool.alloc(3)
         pool.assign([1, 2, 3], slots)
         pool.clear(slots)
