@@ -253,6 +253,19 @@ def test_a_step_is_the_same_whatever_ran_before_it() -> None:
             assert torch.equal(mine[name], value), name
 
 
+def test_snapshots_are_no_part_of_a_shape() -> None:
+    backend = backend_of(small_spec())
+    plain = ForwardBatch.decode(slots=torch.tensor([5, 2]))
+    tracking = ForwardBatch.decode(
+        slots=torch.tensor([5, 2]), mamba_track_indices=torch.tensor([1, -1])
+    )
+    for batch, alike in ((plain, True), (tracking, False)):
+        backend.init_forward_metadata(batch)
+        assert backend.forward_metadata is not None
+        assert backend.forward_metadata.has_shape_of(plain) is alike
+        assert not backend.forward_metadata.has_shape_of(tracking)
+
+
 def tensors_of(meta: ShortConvMetadata | None) -> dict[str, torch.Tensor]:
     values = {field.name: getattr(meta, field.name) for field in fields(ShortConvMetadata)}
     return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}

@@ -65,6 +65,22 @@ def test_pad_1_padded_decode_rows_are_zero_and_write_nothing() -> None:
     assert_same_bits(backend.pool.layers[0][others], before[others], "slots of no row")
 
 
+@pytest.mark.parametrize("live", [[2, 5], [2]])
+def test_pad_1_padded_rows_are_zero_after_a_step_without_any(live: list[int]) -> None:
+    """Whether a step is padded says nothing of the next one, of its own shape or another."""
+    backend = cpu()
+    fill_pool(backend.pool, {2: [1, 2, 3], 5: [5, 6, 7]})
+    run_digits(backend, ForwardBatch.decode(slots=ints(*live)), [4] * len(live))
+    assert run_digits(backend, ForwardBatch.decode(slots=ints(2, -1)), [5, 8]) == [5432, 0]
+    meta = backend.forward_metadata
+    assert meta is not None
+    assert meta.padded
+    assert run_digits(backend, ForwardBatch.decode(slots=ints(2, 5)), [6, 8])[0] == 6543
+    meta = backend.forward_metadata
+    assert meta is not None
+    assert not meta.padded
+
+
 def test_pad_1_a_replay_zeroes_rows_that_were_live_at_capture() -> None:
     backend = cpu()
     backend.init_graph_state(4, 4)
