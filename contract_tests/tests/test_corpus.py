@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from pathlib import Path
 
 from sconv_contract.check import check
 from sconv_contract.findings import Severity
@@ -39,6 +41,10 @@ def test_a_good_plugin_has_no_finding(good_case, tmp_path):
 
 def test_the_corpus_is_as_large_as_it_claims(corpus):
     broken, good = corpus
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    claimed = re.search(r"(\d+) broken ones.*?(\d+) unusual ones", readme, re.DOTALL)
+    assert claimed is not None
+    assert (len(broken), len(good)) == (int(claimed[1]), int(claimed[2]))
     assert len(broken) >= 40
     assert len(good) >= 15
     assert len({case.name for case in broken + good}) == len(broken) + len(good)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sconv.hookspecs import PROJECT_NAME
@@ -73,18 +73,15 @@ def is_setter(function: ast.expr) -> bool:
     return name in ("__delattr__", "__setattr__", "delattr", "setattr")
 
 
-@lru_cache(maxsize=4096)
-def own_nodes(function: ast.AST) -> tuple[ast.AST, ...]:
-    """Return the nodes of a body that run when it is called: not those of functions within."""
+def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a body that run when it is called: not those of functions within."""
     if isinstance(function, ast.Lambda):
         pending: list[ast.AST] = [function.body]
     else:
         pending = list(reversed(getattr(function, "body", [])))
-    nodes = []
     while pending:
         node = pending.pop()
-        nodes.append(node)
+        yield node
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
             continue
         pending.extend(reversed(list(ast.iter_child_nodes(node))))
-    return tuple(nodes)

@@ -22,6 +22,9 @@ _HOOKS: Final = STEP.keys() | DISCOVERY.keys()
 #: Packages whose class decorators leave methods as they are.
 _PLAIN: Final = frozenset({"attr", "attrs", "typing_extensions"})
 
+_SCOPES: Final = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_LEAVES: Final = (ast.expr_context, ast.operator, ast.cmpop, ast.Constant, ast.Name)
+
 _MAX_DEPTH: Final = 4
 
 
@@ -185,11 +188,13 @@ def _is_name(node: ast.expr, name: str) -> bool:
 
 
 def _nodes(tree: ast.AST, place: Place) -> Iterator[tuple[ast.AST, Place]]:
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.AnnAssign) and node.value is None:
-            continue  # it sets nothing
-        yield node, place
-        scoped = isinstance(
-            node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-        )
-        yield from _nodes(node, place.inside(node) if scoped else place)
+    pending = [(tree, place)]
+    while pending:
+        above, outer = pending.pop()
+        scoped = isinstance(above, _SCOPES)
+        inner = outer.inside(above) if scoped else outer
+        for node in ast.iter_child_nodes(above):
+            if isinstance(node, _LEAVES) or (isinstance(node, ast.AnnAssign) and not node.value):
+                continue  # an annotation alone sets nothing
+            yield node, inner
+            pending.append((node, inner))
