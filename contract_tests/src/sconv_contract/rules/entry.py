@@ -18,7 +18,7 @@ from ..target import EntryPoint
 from .rule import Rule, Where
 from .wiring import UNVERIFIABLE
 
-__all__ = ["ENTRY_POINT", "OPEN", "RULES", "entry_point", "no_source", "returned_classes"]
+__all__ = ["ENTRY_POINT", "OPEN", "RULES", "entry_point", "lacks", "no_source", "returned_classes"]
 
 ENTRY_POINT: Final = Rule(
     "SCV203",
@@ -66,6 +66,14 @@ def entry_point(
     return classes, problems
 
 
+def lacks(project: Project, found: Found) -> bool:
+    """Whether a module that is read certainly has no such attribute."""
+    module = found.path.rpartition(".")[0]
+    source = project.source(module) if module and found.place is None else None
+    # A module may compute what it is asked for (PEP 562).
+    return source is not None and "__getattr__" not in source.scope
+
+
 def no_source(project: Project, module: str) -> tuple[str, bool]:
     """Return why a module has no source, and whether it may be right all the same."""
     if any(_answers_to(path, module) for path in project.unreadable):
@@ -104,11 +112,7 @@ def _instance_of(project: Project, found: Found, depth: int) -> tuple[str, list[
             if unseen:
                 return f"{ast.unparse(call)} cannot be followed", classes, True
             return "", classes, False
-        case None if (
-            found.place is None
-            and found.path.rpartition(".")[0]
-            and (project.source(found.path.rpartition(".")[0]) is not None)
-        ):
+        case None if lacks(project, found):
             return f"there is no {found.path.rpartition('.')[2]!r} in it", [], False
         case _:
             return f"{found.path} cannot be followed", [], True

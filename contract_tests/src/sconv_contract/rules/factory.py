@@ -11,7 +11,7 @@ from sconv.wording import did_you_mean
 from ..findings import Finding
 from ..resolve import ClassRef, Project
 from .description import FACTORY, INFO, Description
-from .entry import no_source, returned_classes
+from .entry import lacks, no_source, returned_classes
 from .rule import Where
 from .wiring import OPEN, UNVERIFIABLE
 
@@ -56,7 +56,7 @@ def factory_classes(
                 problems.append(FACTORY.found(place, f"the factory {value!r} is async"))
             case ast.Constant() | ast.Dict() | ast.List() | ast.Tuple() | ast.Module():
                 problems.append(FACTORY.found(where, f"the factory {value!r} is not callable"))
-            case None if found.path == f"{module}.{attribute}":
+            case None if found.path == f"{module}.{attribute}" and lacks(project, found):
                 near = did_you_mean(attribute, source.scope)
                 text = f"the factory {value!r}: there is no {attribute!r} in {module}{near}"
                 problems.append(FACTORY.found(where, text))
