@@ -40,6 +40,8 @@ class BackendBase:
         forward_metadata: Metadata of the step that is prepared, or None.
         verify_tokens: Tokens per row of the last verify step that was prepared; the commit's bound.
         verify_rows: Rows of that step.
+        verify_by_slots: It named its rows by slots, so the commit's ``req_pool_indices`` are slots.
+        verify_tree: Its tokens were a tree.
     """
 
     window_layouts: ClassVar[tuple[str, ...]] = ("dense",)
@@ -62,6 +64,8 @@ class BackendBase:
         self.forward_metadata: ShortConvMetadata | None = None
         self.verify_tokens = 0
         self.verify_rows = 0
+        self.verify_by_slots = False
+        self.verify_tree = False
         self._buffers: MetadataBuffers | None = None
         self._planned_tokens: int | None = None
         self._padded = True
@@ -187,6 +191,8 @@ class BackendBase:
             assert batch.tokens_per_row is not None
             self.verify_tokens = batch.tokens_per_row
             self.verify_rows = batch.batch_size
+            self.verify_by_slots = batch.slots is not None
+            self.verify_tree = batch.is_tree
 
     def _is_padded(self, meta: ShortConvMetadata) -> bool:
         """Whether an eager step has padding; True where finding out would cost a sync."""

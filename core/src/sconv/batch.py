@@ -7,7 +7,7 @@ devices are checked when a step is prepared, against the backend that it is prep
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from torch import Tensor
@@ -136,16 +136,23 @@ class ForwardBatch:
         ``num_tokens`` saves a backend one host sync per step. ``mamba_track_seqlens`` is the length
         (prefix included) at which a row's window is written to ``mamba_track_indices``.
         """
-        return cls._ragged(
+        rows = _rows(req_pool_indices, slots)
+        if extend_seq_lens is None or extend_prefix_lens is None:
+            raise BatchError(
+                "extend and mixed need extend_seq_lens and extend_prefix_lens, one number per row"
+            )
+        return cls(
             ForwardMode.EXTEND,
-            req_pool_indices,
-            extend_seq_lens,
-            extend_prefix_lens,
-            slots,
+            rows,
             num_tokens,
-            mamba_track_mask,
-            mamba_track_indices,
-            mamba_track_seqlens,
+            None,
+            req_pool_indices=req_pool_indices,
+            slots=slots,
+            extend_seq_lens=extend_seq_lens,
+            extend_prefix_lens=extend_prefix_lens,
+            mamba_track_mask=mamba_track_mask,
+            mamba_track_indices=mamba_track_indices,
+            mamba_track_seqlens=mamba_track_seqlens,
         )
 
     @classmethod
@@ -162,49 +169,17 @@ class ForwardBatch:
         mamba_track_seqlens: Tensor | None = None,
     ) -> ForwardBatch:
         """Prefill rows and decoding rows in one batch: a decoding row is an extend by one token."""
-        return cls._ragged(
-            ForwardMode.MIXED,
+        extend = cls.extend(
             req_pool_indices,
             extend_seq_lens,
             extend_prefix_lens,
-            slots,
-            num_tokens,
-            mamba_track_mask,
-            mamba_track_indices,
-            mamba_track_seqlens,
-        )
-
-    @classmethod
-    def _ragged(
-        cls,
-        mode: ForwardMode,
-        req_pool_indices: Tensor | None,
-        extend_seq_lens: Tensor | None,
-        extend_prefix_lens: Tensor | None,
-        slots: Tensor | None,
-        num_tokens: int | None,
-        mamba_track_mask: Tensor | None,
-        mamba_track_indices: Tensor | None,
-        mamba_track_seqlens: Tensor | None,
-    ) -> ForwardBatch:
-        rows = _rows(req_pool_indices, slots)
-        if extend_seq_lens is None or extend_prefix_lens is None:
-            raise BatchError(
-                f"{mode.value} needs extend_seq_lens and extend_prefix_lens, one number per row"
-            )
-        return cls(
-            mode,
-            rows,
-            num_tokens,
-            None,
-            req_pool_indices=req_pool_indices,
             slots=slots,
-            extend_seq_lens=extend_seq_lens,
-            extend_prefix_lens=extend_prefix_lens,
+            num_tokens=num_tokens,
             mamba_track_mask=mamba_track_mask,
             mamba_track_indices=mamba_track_indices,
             mamba_track_seqlens=mamba_track_seqlens,
         )
+        return replace(extend, forward_mode=ForwardMode.MIXED)
 
     @classmethod
     def target_verify(

@@ -76,8 +76,6 @@ class DenseBackend(BackendBase):
         self._static_step: Gathers | None = None
         self._static_of: ShortConvMetadata | None = None
         self._rows: dict[tuple[int, str], StateRows] = {}
-        self._verify_by_slots = False
-        self._verify_tree = False
 
     @hookimpl
     def init_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
@@ -100,9 +98,6 @@ class DenseBackend(BackendBase):
             for layer_id in range(self.spec.num_layers):
                 for stream in self.spec.layer_streams(layer_id):
                     self._state(layer_id, stream.name)
-        if batch.forward_mode is ForwardMode.TARGET_VERIFY:
-            self._verify_by_slots = batch.slots is not None
-            self._verify_tree = batch.is_tree
 
     def _fill(self, meta: ShortConvMetadata, batch: ForwardBatch, buffers: MetadataBuffers) -> None:
         fill_metadata(meta, batch, self.pool, buffers)
@@ -332,7 +327,7 @@ class DenseBackend(BackendBase):
             req_pool_indices=req_pool_indices,
         )
         slots = torch.empty(rows, dtype=torch.int64, device=self.device)
-        if self._verify_by_slots:
+        if self.verify_by_slots:
             lookup_slots(self.pool, None, req_pool_indices, out=slots)
         else:
             lookup_slots(self.pool, req_pool_indices, None, out=slots)
@@ -370,7 +365,7 @@ class DenseBackend(BackendBase):
             live: ``[B]`` bool, rows that change.
             snapshot: The same three for the snapshots, or None.
         """
-        windows, tree = self.pool.windows, self._verify_tree
+        windows, tree = self.pool.windows, self.verify_tree
         for layer_id, layer in enumerate(self.pool.layers):
             old = layer.index_select(0, slots)
             kept = windows.window_after(layer_id, nodes, old, tree=tree)

@@ -92,11 +92,11 @@ BATCHES: dict[str, tuple[Callable[[], ForwardBatch], str]] = {
     ),
     "an extend without lengths": (
         lambda: ForwardBatch.extend(ints(1), None, ints(0)),
-        r"extend needs extend_seq_lens and extend_prefix_lens",
+        r"extend and mixed need extend_seq_lens and extend_prefix_lens",
     ),
     "a mixed without prefixes": (
         lambda: ForwardBatch.mixed(ints(1), ints(2)),
-        r"mixed needs extend_seq_lens and extend_prefix_lens",
+        r"extend and mixed need extend_seq_lens and extend_prefix_lens",
     ),
     "no draft tokens": (
         lambda: ForwardBatch.target_verify(ints(1), ints(3), 0),
