@@ -10,6 +10,7 @@ imports this package.
 * :mod:`~sconv.testing.steps`: one step in plain numbers;
 * :mod:`~sconv.testing.captures`: steps that are captured once and replayed with others;
 * :mod:`~sconv.testing.comparison`: how close outputs and state must come;
+* :mod:`~sconv.testing.expected`: what the oracle says of a step;
 * :mod:`~sconv.testing.harness`: runs steps on a backend and on the oracle, and compares;
 * :mod:`~sconv.testing.strategies`: random specs and steps.
 """

@@ -8,29 +8,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .. import reference
 from ..backend import Backend
-from ..batch import ForwardBatch, ForwardMode
+from ..batch import ForwardBatch
 from .comparison import assert_same_bits, output_bound, same_bits
+from .expected import Layer, expected_step
 from .poison import poison_
 from .steps import Step
 
 __all__ = ["Harness", "Layer", "assert_same_bits", "output_bound", "same_bits"]
-
-
-@dataclass(frozen=True)
-class Layer:
-    """What a model brings to one convolution."""
-
-    weight: Tensor
-    bias: Tensor | None
-    activation: str | None
-    residual: bool
 
 
 class Harness:
@@ -217,8 +207,8 @@ class Harness:
         after = self.state()
         for key, y in outputs.items():
             x, layer = inputs[key], self.layers[key]
-            expected, pool = _oracle(step, self._grid(), x, before[key], layer)
-            size, _ = _oracle(
+            expected, pool = expected_step(step, self._grid(), x, before[key], layer)
+            size, _ = expected_step(
                 step,
                 self._grid(),
                 x.abs(),
@@ -311,60 +301,3 @@ class Harness:
 
     def _random(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.generator)
-
-
-def _oracle(
-    step: Step, grid: int | None, x: Tensor, pool: Tensor, layer: Layer
-) -> tuple[Tensor, Tensor]:
-    """Exact outputs of a step and the state after it."""
-    common = {
-        "x": x,
-        "pool": pool,
-        "weight": layer.weight,
-        "slots": step.slots,
-        "bias": layer.bias,
-        "activation": layer.activation,
-        "residual": layer.residual,
-    }
-    targets = step.snapshot_targets
-    match step.mode:
-        case ForwardMode.IDLE:
-            return torch.zeros(x.shape, dtype=torch.float64), pool
-        case ForwardMode.DECODE:
-            return reference.decode(**common, track_slots=targets)  # type: ignore[arg-type]
-        case ForwardMode.TARGET_VERIFY:
-            y, _ = reference.verify(
-                **common,  # type: ignore[arg-type]
-                draft_token_num=step.draft_tokens,
-                parents=step.parents,
-            )
-            return y, pool
-        case ForwardMode.DRAFT_EXTEND:
-            assert step.accepts is not None
-            crossings = None
-            if grid is not None and step.track_slots is not None:
-                crossings = reference.crossing_tokens(
-                    seq_lens=step.before, accepts=step.accepts, grid=grid
-                )
-            return reference.draft_extend(
-                **common,  # type: ignore[arg-type]
-                draft_token_num=step.draft_tokens,
-                accepts=step.accepts,
-                has_initial=step.resumes,
-                track_slots=targets,
-                track_tokens=crossings,
-            )
-        case _:
-            tokens = None
-            if step.track_lengths is not None:
-                tokens = [
-                    length - before if length >= 0 else -1
-                    for length, before in zip(step.track_lengths, step.before, strict=True)
-                ]
-            return reference.extend(
-                **common,  # type: ignore[arg-type]
-                lengths=step.lengths,
-                has_initial=step.resumes,
-                track_slots=targets,
-                track_tokens=tokens,
-            )
