@@ -4,8 +4,9 @@
 out=${1:?a folder for the results}
 export PYTHONUNBUFFERED=1
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -1)
-timeout 90 python3 bench.py --json "$out/bench.json" 2>&1 | cut -c1-200
+timeout 150 python3 bench.py --json "$out/bench.json" 2>&1 | cut -c1-200
 timeout 30 python3 bench.py --tune --only metadata --match extend --json "$out/metadata.json" 2>&1 | cut -c1-220
+timeout 40 python3 bench.py --only layouts --json "$out/layouts.json" 2>&1 | tail -30
 timeout 150 python3 check.py --cases 1000 --json "$out/check.json" 2>&1 | cut -c1-900 | tail -12
 timeout 40 python3 large_pool.py 2>&1 | tail -8
 timeout 40 python3 sanitize.py 2>&1 | tail -3

@@ -203,6 +203,43 @@ def verify_cases() -> list[Timed]:
     return found
 
 
+def layout_cases() -> list[Timed]:
+    """Verify of a layer, and the commit of all layers, in each layout of verify windows."""
+    found = []
+    for rows, dim, drafts in ((256, 6144, 4), (256, 6144, 8), (32, 6144, 4), (256, 2048, 4)):
+        for layout in ("inputs", "dedup", "dense"):
+            sets = max(sets_for(SIZE * dim * rows * 3 * drafts), 24)
+            layers = Layers(
+                sets,
+                dim,
+                rows,
+                rows * drafts,
+                max_draft_tokens=drafts,
+                window_layout=layout,
+            )
+            batch = ForwardBatch.target_verify(layers.rows, None, drafts)
+            case = f"B={rows} dtn={drafts} D={dim} {layout}"
+            size = layers.backend.pool.windows.nbytes / sets / 1e6
+            calls = layers.calls(batch, None, True)
+            found.append(
+                Timed(f"verify, {case}: {size:.2f} MB a layer", 0, 0, calls, [], layers.backend)
+            )
+            steps = torch.randint(0, drafts, (rows,), device="cuda")
+
+            def make(
+                _: Tile | None, layers: Layers = layers, batch: Any = batch, steps: Any = steps
+            ) -> list[Callable[[], Any]]:
+                layers.backend.init_forward_metadata(batch)
+                return [
+                    lambda: layers.backend.update_mamba_state_after_mtp_verify(
+                        steps, req_pool_indices=layers.rows
+                    )
+                ]
+
+            found.append(Timed(f"commit of {sets} layers, {case}", 0, 0, make, [], layers.backend))
+    return found
+
+
 def commit_cases() -> list[Timed]:
     rows, layers, drafts = 256, 66, 4
     found = []
@@ -251,19 +288,25 @@ def metadata_cases() -> list[Timed]:
     ragged = [
         RaggedTile(*shape)
         for shape in (
-            (2, 512, 512, 4, 8),
+            (2, 512, 256, 4, 8),
             (4, 512, 256, 4, 1),
-            (4, 512, 256, 4, 2),
+            (4, 1024, 256, 4, 1),
+            (4, 2048, 256, 4, 1),
             (8, 1024, 256, 4, 1),
-            (8, 1024, 256, 4, 2),
-            (16, 1024, 256, 4, 1),
-            (16, 1024, 256, 4, 2),
-            (16, 1024, 256, 4, 4),
-            (32, 1024, 256, 4, 1),
-            (32, 1024, 256, 4, 2),
-            (32, 1024, 256, 4, 4),
-            (32, 2048, 256, 8, 2),
+            (8, 2048, 256, 4, 2),
+            (16, 2048, 256, 4, 1),
+            (16, 4096, 256, 4, 2),
+            (16, 8192, 256, 8, 1),
+            (32, 4096, 256, 4, 2),
+            (32, 4096, 256, 8, 1),
             (32, 4096, 256, 8, 2),
+            (32, 8192, 128, 8, 1),
+            (32, 8192, 256, 8, 1),
+            (32, 8192, 256, 8, 2),
+            (32, 8192, 256, 16, 1),
+            (32, 8192, 512, 16, 1),
+            (64, 8192, 256, 8, 1),
+            (64, 8192, 256, 16, 1),
         )
     ]
 

@@ -18,12 +18,13 @@ os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
 from typing import Any
 
 import torch
-from check import CONFIGS, MODES, Run
+from check import MODES, Run
+from configs import CONFIGS
 from harness import compile_all, record
 
 
 def main() -> None:
-    chosen = [CONFIGS[i] for i in (0, 2, 4, 5, 7, 10)]
+    chosen = [CONFIGS[i] for i in (0, 2, 4, 5, 7, 10, 16, 18, 19)]
     runs = [Run(config, 77 + i) for i, config in enumerate(chosen)]
     jobs: dict[Any, Any] = {}
     for run in runs:
@@ -42,8 +43,8 @@ def main() -> None:
 
 
 def step(run: Run, mode: str, full: bool) -> None:
-    case, names = run.case(mode, full=full)
-    batch = run.batch(case, names, full=full)
+    case, names = run.draws.case(mode, full=full)
+    batch = run.draws.batch(case, names, full=full)
     run.backend.init_forward_metadata(batch)
     inputs = run.inputs(case.num_tokens)
     run.convolve(batch, inputs)

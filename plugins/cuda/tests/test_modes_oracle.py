@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +18,14 @@ from hypothesis import strategies as st
 import sconv
 from sconv import ForwardMode
 from sconv.testing.harness import Harness, assert_same_bits
-from sconv.testing.strategies import SENTINEL, adopted_pools, live_slots, specs, steps
+from sconv.testing.strategies import (
+    SENTINEL,
+    adopted_pools,
+    dtypes,
+    live_slots,
+    specs,
+    steps,
+)
 
 Load = Callable[..., sconv.Backend]
 
@@ -33,26 +39,14 @@ few = settings(
 
 WRITING = [ForwardMode.DECODE, ForwardMode.EXTEND, ForwardMode.MIXED, ForwardMode.DRAFT_EXTEND]
 
-_PLAIN = (torch.float32, torch.float16)
-
-
-def _spec(draw: st.DrawFn, device: torch.device, **options: Any) -> sconv.StateSpec:
-    spec = draw(specs(**options))
-    if device.type == "cpu" and spec.dtype is torch.bfloat16:
-        # Triton's interpreter cuts float32 off where a GPU rounds it to bfloat16; that dtype has a
-        # test of its own, on numbers that it holds exactly.
-        spec = replace(spec, dtype=draw(st.sampled_from(_PLAIN)))
-    return spec
-
 
 def _harness(draw: st.DrawFn, backend: sconv.Backend, **options: Any) -> Harness:
-    dtypes = (*_PLAIN, torch.bfloat16)
     return Harness(
         backend,
         seed=draw(st.integers(0, 2**16)),
         live=draw(live_slots()),
-        x_dtype=draw(st.sampled_from(_PLAIN if backend.device.type == "cpu" else dtypes)),
-        weight_dtype=draw(st.sampled_from(dtypes)),
+        x_dtype=draw(dtypes),
+        weight_dtype=draw(dtypes),
         bias=draw(st.booleans()),
         activation=draw(st.sampled_from((None, "silu", "swish"))),
         residual=draw(st.booleans()),
@@ -64,7 +58,7 @@ def _harness(draw: st.DrawFn, backend: sconv.Backend, **options: Any) -> Harness
 
 @st.composite
 def harnesses(draw: st.DrawFn, load: Load, device: torch.device, **options: Any) -> Harness:
-    return _harness(draw, load(_spec(draw, device, **options)))
+    return _harness(draw, load(draw(specs(**options))))
 
 
 @pytest.mark.parametrize("mode", [*WRITING, ForwardMode.IDLE])
@@ -138,7 +132,7 @@ def test_verify_and_commit_equal_the_oracle(
 def test_adopted_memory_equals_the_oracle(
     load: Load, device: torch.device, data: st.DataObject
 ) -> None:
-    spec = _spec(data.draw, device, draft=True)
+    spec = data.draw(specs(draft=True))
     engine = data.draw(adopted_pools(spec, device))
     backend = load(spec, engine.pool)
     harness = data.draw(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["finish", "scaled"]
+__all__ = ["convolved", "rounded", "scaled"]
 
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
@@ -16,7 +16,7 @@ _EXPONENT = tl.constexpr(-1.4426950408889634)
 
 @triton.jit
 def scaled(factor, SILU: tl.constexpr):
-    """Prepare a weight or a bias: with silu, sums are exponents of 2 already (:func:`finish`)."""
+    """Prepare a weight or a bias: with silu, sums are exponents of 2 already."""
     if SILU:
         return factor * _EXPONENT
     else:
@@ -24,14 +24,47 @@ def scaled(factor, SILU: tl.constexpr):
 
 
 @triton.jit
-def finish(total, current, SILU: tl.constexpr, RESIDUAL: tl.constexpr):
-    """Apply the activation to a sum of scaled products, then the residual, in float32."""
+def convolved(
+    window,
+    current,
+    taps,
+    offset,
+    FIRST: tl.constexpr,
+    K: tl.constexpr,
+    SILU: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+):
+    """Return the output of one token, in float32.
+
+    ``current`` is the token's input and ``window[FIRST : FIRST + K-1]`` the K-1 before it, oldest
+    first, of any dtype; taps and offset are :func:`scaled`. The newest product comes first in every
+    kernel, so that a token's bits do not depend on the one that it meets.
+    """
+    current = current.to(tl.float32)
+    total = offset + current * taps[K - 1]
+    for j in tl.static_range(K - 1):
+        total += window[FIRST + K - 2 - j].to(tl.float32) * taps[K - 2 - j]
     if SILU:
         # s / (1 + exp(-s)) with total = s * _EXPONENT, which cancels.
         total = total * _reciprocal(tl.exp2(total) * _EXPONENT + _EXPONENT)
     if RESIDUAL:
         total = total + current
     return total
+
+
+@triton.jit
+def rounded(value, DTYPE: tl.constexpr):
+    """Convert to the nearest number of a dtype, as a GPU does."""
+    if _INTERPRETED:
+        if DTYPE.is_bf16():
+            if not value.dtype.is_bf16():
+                # Triton's interpreter cuts the lower bits off, so they are rounded away first.
+                exact = value.to(tl.float32)
+                bits = exact.to(tl.int32, bitcast=True)
+                nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+                bits = tl.where(exact == exact, nearest, bits)
+                value = bits.to(tl.float32, bitcast=True)
+    return value.to(DTYPE)
 
 
 @triton.jit

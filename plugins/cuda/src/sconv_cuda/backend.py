@@ -18,7 +18,7 @@ from sconv.metadata import MetadataBuffers, ShortConvMetadata
 from sconv.pool import ConvStatePool
 from sconv.spec import StateSpec
 
-from .commit import Commits
+from .commits import Commits
 from .convolution import Convolutions
 from .launch import Launcher
 from .metadata import Metadata

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from sconv.batch import ForwardMode
@@ -38,28 +39,37 @@ MODES: Final = {
 }
 
 
+class _Shape:
+    """How a step's launches on layers of one size are made.
+
+    Attributes:
+        tile: The shape of a program.
+        units: Programs per channel block.
+        compiled: What is ready of the mode in this tile, by what else a compilation depends on.
+    """
+
+    __slots__ = ("compiled", "tile", "units")
+
+    def __init__(self, tile: Tile, units: int, compiled: dict[tuple[Any, ...], Compiled]) -> None:
+        self.tile, self.units, self.compiled = tile, units, compiled
+
+
 class _Step:
     """What all convolutions of one prepared step share."""
 
-    __slots__ = ("arguments", "constants", "meta", "mode", "shapes", "tensors", "work")
+    __slots__ = ("arguments", "bounds", "constants", "meta", "mode", "shapes", "tensors", "work")
 
-    def __init__(self, meta: ShortConvMetadata, pool: ConvStatePool, launcher: Launcher) -> None:
+    def __init__(
+        self, meta: ShortConvMetadata, pool: ConvStatePool, launcher: Launcher, time: bool
+    ) -> None:
         self.meta = meta
         self.mode = MODES[meta.forward_mode]
         self.tensors = self.mode.step(meta)
         self.arguments = launcher.freeze(self.tensors)
-        self.constants = (*self.mode.constants(meta, pool.windows), launcher.pdl)
+        self.constants = (*self.mode.constants(meta, pool.windows, time), launcher.pdl)
+        self.bounds = self.mode.bounds(pool.windows, time)
         self.work = self.mode.work(meta)
-        # By the layer's width and widest stream: the tile, and the programs per channel block.
-        self.shapes: dict[tuple[int, int], tuple[Tile, int]] = {}
-
-    def shape(self, layer: Layer) -> tuple[Tile, int]:
-        key = (layer.width, layer.widest)
-        found = self.shapes.get(key)
-        if found is None:
-            tile = tile_for(self.mode.tiles, self.work * layer.width, layer.widest)
-            found = self.shapes[key] = (tile, self.mode.units(self.meta, tile))
-        return found
+        self.shapes: dict[tuple[int, int], _Shape] = {}
 
 
 class Convolutions:
@@ -78,8 +88,7 @@ class Convolutions:
         self._narrow = spec.kernel_size <= 4
         self._step: _Step | None = None
         self._layers: dict[tuple[int, tuple[str, ...]], Layer] = {}
-        self._places: dict[tuple[Layer, int, int], tuple[tuple[Any, ...], int]] = {}
-        self._compiled: dict[tuple[Any, ...], Compiled] = {}
+        self._compiled: dict[tuple[Any, ...], dict[tuple[Any, ...], Compiled]] = {}
 
     def layer(self, layer_id: int, streams: tuple[str, ...]) -> Layer:
         """Return where the streams of a layer lie."""
@@ -124,58 +133,56 @@ class Convolutions:
             return [x.new_zeros(x.shape) for x in xs]
         step = self._step
         if step is None or step.meta is not meta:
-            step = self._step = _Step(meta, self.pool, self.launcher)
-        layer = self._layers.get((layer_id, streams))
-        if layer is None:
-            layer = self._layers[layer_id, streams] = Layer(self.spec, self.pool, layer_id, streams)
-        if tile is None:
-            tile, units = step.shape(layer)
-        else:
-            units = step.mode.units(meta, tile)
+            step = self._step = _Step(meta, self.pool, self.launcher, self._time)
+        mode = step.mode
+        layer = self._layers.get((layer_id, streams)) or self.layer(layer_id, streams)
+        shape = step.shapes.get(layer.size) if tile is None else None
+        if shape is None:
+            shape = self._shape(step, layer, tile)
 
-        if not all(weight.is_contiguous() for weight in weights):
-            weights = tuple([weight.contiguous() for weight in weights])
+        for weight in weights:
+            if not weight.is_contiguous():
+                weights = tuple([weight.contiguous() for weight in weights])
+                break
         has_bias = biases[0] is not None
         read = weights
         if has_bias:
             read = tuple([bias.contiguous() for bias in biases if bias is not None])
-        addresses = (
-            tuple([x.data_ptr() for x in xs]),
-            tuple([weight.data_ptr() for weight in weights]),
-            tuple([value.data_ptr() for value in read]),
-        )
-        # The address bits of everything that is read in vectors, and whether strides are whole.
-        low, whole = 0, layer.aligned
         strides = tuple([x.stride(0) for x in xs])
-        for x, weight, value in zip(*addresses, strict=True):
-            low |= x | weight | value
-        for stride in strides:
-            whole = whole and stride % VECTOR == 0
-        extra: tuple[Any, ...] = ()
-        if step.mode.keeps:
+        x_at = tuple([x.data_ptr() for x in xs])
+        weight_at = read_at = tuple([weight.data_ptr() for weight in weights])
+        if has_bias:
+            read_at = tuple([value.data_ptr() for value in read])
+        # The low bits of every address and row that vector accesses would have to respect.
+        low = layer.low
+        for place, stride, weight_place in zip(x_at, strides, weight_at, strict=True):
+            low |= place | weight_place | stride * (ALIGNMENT // VECTOR)
+        if has_bias:
+            for place in read_at:
+                low |= place
+        kept: Tensor | None = None
+        if mode.keeps:
             kept = self.pool.windows.view(layer_id)
             low |= kept.data_ptr()
-            whole = whole and (kept.dim() == 4 or kept.stride(1) % VECTOR == 0)
-        vec = VECTOR if whole and low % ALIGNMENT == 0 else 1
-        if step.mode.keeps:
-            extra = step.mode.layer(self.pool.windows, kept, vec, self._time)
-        ys = tuple([x.new_empty(x.shape) for x in xs])
+            if kept.dim() != 4:
+                low |= kept.stride(1) * (ALIGNMENT // VECTOR)
+        vec = 1 if low % ALIGNMENT else VECTOR
+        extra = () if kept is None else mode.layer(self.pool.windows, kept, vec, self._time)
+        ys = tuple([torch.empty_like(x, memory_format=torch.contiguous_format) for x in xs])
 
-        place = self._places.get((layer, tile.block, vec))
-        if place is None:
-            arguments, blocks = layer.arguments(tile.block, vec)
-            place = (self.launcher.freeze(arguments), blocks)
-            self._places[layer, tile.block, vec] = place
-        flags = step.mode.flags(meta, tile, self.settled)
+        tile = shape.tile
+        frozen, blocks = layer.frozen(self.launcher, tile.block, vec)
         key = (
-            step.mode, tile, vec, silu, residual, len(xs), xs[0].dtype, weights[0].dtype,
-            read[0].dtype, flags, step.constants,
+            vec, silu, residual, self.settled, len(xs), xs[0].dtype, weights[0].dtype,
+            read[0].dtype,
         )  # fmt: skip
-        compiled = self._compiled.get(key)
-        strides = tuple([stride // vec for stride in strides])
+        compiled = shape.compiled.get(key)
+        if vec > 1:
+            strides = tuple([stride // VECTOR for stride in strides])
         if compiled is None:
-            compiled = self.launcher.compile(
-                step.mode.kernel,
+            flags = mode.flags(meta, tile, self.settled)
+            compiled = shape.compiled[key] = self.launcher.compile(
+                mode.kernel,
                 (xs, strides, weights, read, ys, int(has_bias))
                 + layer.arguments(tile.block, vec)[0]
                 + extra
@@ -187,25 +194,35 @@ class Convolutions:
                 warps=tile.warps,
                 aligned=vec > 1,
                 # Narrow kernels on 16 bits gain from more programs at once; others would spill.
-                registers=tile.registers if self._narrow and xs[0].element_size() == 2 else 0,
+                registers=tile.registers
+                if step.bounds and self._narrow and xs[0].element_size() == 2
+                else 0,
             )  # fmt: skip
-            self._compiled[key] = compiled
-        launcher = self.launcher
-        grid = (place[1], units, 1)
+        launcher, units = self.launcher, shape.units
+        grid = (blocks, units, 1)
         if units > _MOST_UNITS:
-            grid = (place[1], UNITS.value, -(-units // UNITS.value))
+            grid = (blocks, UNITS.value, -(-units // UNITS.value))
         if launcher.interpreted:
             own: tuple[Any, ...] = (xs, strides, weights, read, ys)
         else:
-            outputs = tuple([y.data_ptr() for y in ys])
-            own = (addresses[0], strides, addresses[1], addresses[2], outputs)
-        launcher.launch(
-            compiled,
-            grid,
-            (*own, int(has_bias), *place[0], *launcher.freeze(extra), *step.arguments),
-        )
+            own = (x_at, strides, weight_at, read_at, tuple([y.data_ptr() for y in ys]))
+        if extra:
+            extra = launcher.freeze(extra)
+        launcher.launch(compiled, grid, (*own, int(has_bias), *frozen, *extra, *step.arguments))
         self.settled = True
         return list(ys)
+
+    def _shape(self, step: _Step, layer: Layer, tile: Tile | None) -> _Shape:
+        """Make the launches' shape for layers of this size, in a tile of one's own if given."""
+        chosen = tile
+        if chosen is None:
+            chosen = tile_for(step.mode.tiles, step.work * layer.width, layer.widest)
+        kind = (step.mode, chosen, step.constants, step.meta.tracks)
+        compiled = self._compiled.setdefault(kind, {})
+        shape = _Shape(chosen, step.mode.units(step.meta, chosen), compiled)
+        if tile is None:
+            step.shapes[layer.size] = shape
+        return shape
 
     def run_group(
         self,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from .arithmetic import finish, scaled
+from .arithmetic import convolved, rounded
 from .launch import kernel
 from .mode import Mode
 from .overlap import prefetch, release, wait
 from .streams import owned, pick, windows_of
-from .taps import load_taps
+from .taps import load_offset, load_taps
 from .tiles import DECODE_TILES
 
 __all__ = ["DECODE", "decode"]
@@ -65,18 +65,19 @@ def decode(
             slot = tl.load(slots_index + rows_before + i, mask=there, other=-1)
             slots = slots + (slot.to(tl.int64),)
     taps = load_taps(pick(weights, firsts, block, STREAMS), channel, inside, K, VEC > 1, SILU)
-    bias = pick(biases, firsts, block, STREAMS) + channel
-    offset = tl.load(bias, mask=inside & (has_bias != 0), other=0).to(tl.float32)
-    offset = scaled(offset, SILU)
+    offset = load_offset(pick(biases, firsts, block, STREAMS), has_bias, channel, inside, SILU)
     if AHEAD and PDL and TIME:
         begin = (block - pick(firsts, firsts, block, STREAMS)) * BLOCK
         prefetch(
             pick(xs, firsts, block, STREAMS) + tl.minimum(rows_before, rows - 1) * x_step,
+            x_step,
+            1,
             state + start * VEC + tl.maximum(slots[0], 0) * slot_step,
             column_step,
             begin,
             dim,
             K,
+            1,
             BLOCK,
         )
     wait(PDL)
@@ -120,21 +121,17 @@ def decode(
     for i in tl.static_range(DEPTH):
         row = rows_before + i
         live = inside & (slots[i] >= 0)
-        current = inputs[i].to(tl.float32)
-        total = offset + current * taps[K - 1]
-        for j in tl.static_range(K - 1):
-            total += olds[i][K - 2 - j].to(tl.float32) * taps[K - 2 - j]
-        total = finish(total, current, SILU, RESIDUAL)
+        total = convolved(olds[i], inputs[i], taps, offset, 0, K, SILU, RESIDUAL)
         total = tl.where(slots[i] >= 0, total, 0.0)
         at = row.to(tl.int64) * dim
         tl.store(
             y + at,
-            total.to(out.dtype.element_ty),
+            rounded(total, out.dtype.element_ty),
             mask=inside & (row < rows),
         )
 
         window = windows + slots[i] * slot_step
-        entering = inputs[i].to(state.dtype.element_ty)
+        entering = rounded(inputs[i], state.dtype.element_ty)
         for j in tl.static_range(K - 2):
             tl.store(
                 window + j * column_step,

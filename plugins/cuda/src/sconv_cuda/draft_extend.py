@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
-from .arithmetic import finish, scaled
+from .arithmetic import convolved, rounded
 from .launch import kernel
 from .mode import Mode
 from .overlap import wait
-from .streams import owned, pick, windows_of
-from .taps import load_taps
-from .tiles import VERIFY_TILES
+from .streams import element, owned, pick, windows_of
+from .taps import load_offset, load_taps
+from .tiles import DRAFT_EXTEND_TILES
 
 __all__ = ["DRAFT_EXTEND", "draft_extend"]
 
@@ -55,9 +54,7 @@ def draft_extend(
     inside = inside & (row < rows)
     row = tl.minimum(row, rows - 1)
     taps = load_taps(pick(weights, firsts, block, STREAMS), channel, inside, K, VEC > 1, SILU)
-    bias = pick(biases, firsts, block, STREAMS) + channel
-    offset = tl.load(bias, mask=inside & (has_bias != 0), other=0).to(tl.float32)
-    offset = scaled(offset, SILU)
+    offset = load_offset(pick(biases, firsts, block, STREAMS), has_bias, channel, inside, SILU)
     wait(PDL)
 
     slot = tl.load(slots_index + row).to(tl.int64)
@@ -74,7 +71,7 @@ def draft_extend(
     token = row.to(tl.int64) * drafts
     x = pick(xs, firsts, block, STREAMS) + token * x_step + channel
     y = pick(ys, firsts, block, STREAMS) + token * dim + channel
-    # Selected, not multiplied: a NaN that a stale slot holds stays there.
+    kind: tl.constexpr = state.dtype.element_ty
     old = inside & (slot >= 0) & resumes
 
     history = ()
@@ -82,9 +79,8 @@ def draft_extend(
         history = history + (tl.load(window + j * column_step, mask=old, other=0).to(tl.float32),)
     moved = ()
     for j in tl.static_range(K - 1):
-        moved = moved + (
-            _column(x, x_step, window, column_step, accepts + j, inside & writes, old, K),
-        )
+        column = element(x, x_step, window, column_step, accepts + j, inside & writes, old, K, kind)
+        moved = moved + (column,)
     if target >= 0:
         snapshot = windows + target * slot_step
         kept = ()
@@ -92,7 +88,8 @@ def draft_extend(
             source = tl.load(sources_index + row * (K - 1) + j)
             # Snapshots name packed tokens; columns of the old window count from the newest, -1.
             place = tl.where(source >= 0, source - token, source).to(tl.int32) + (K - 1)
-            kept = kept + (_column(x, x_step, window, column_step, place, inside, old, K),)
+            column = element(x, x_step, window, column_step, place, inside, old, K, kind)
+            kept = kept + (column,)
         for j in tl.static_range(K - 1):
             tl.store(snapshot + j * column_step, kept[j], mask=inside)
 
@@ -104,11 +101,9 @@ def draft_extend(
         for i in tl.static_range(DEPTH):
             t = begin + i
             current = inputs[i].to(tl.float32)
-            total = offset + current * taps[K - 1]
-            for j in tl.static_range(K - 1):
-                total += history[K - 2 - j] * taps[K - 2 - j]
-            total = tl.where(slot >= 0, finish(total, current, SILU, RESIDUAL), 0.0)
-            tl.store(y + t * dim, total.to(y.dtype.element_ty), mask=inside & (t < drafts))
+            total = convolved(history, inputs[i], taps, offset, 0, K, SILU, RESIDUAL)
+            total = tl.where(slot >= 0, total, 0.0)
+            tl.store(y + t * dim, rounded(total, y.dtype.element_ty), mask=inside & (t < drafts))
             shifted = ()
             for j in tl.static_range(1, K - 1):
                 shifted = shifted + (history[j],)
@@ -117,20 +112,9 @@ def draft_extend(
         tl.store(window + j * column_step, moved[j], mask=inside & writes)
 
 
-@triton.jit
-def _column(x, x_step, window, column_step, place, live, old, K: tl.constexpr):
-    """Element ``place`` of window ++ inputs, in the state's dtype; zero without an old window."""
-    past = place < K - 1
-    column = tl.maximum(tl.minimum(place, K - 2), 0)
-    before = tl.load(window + column * column_step, mask=live & old & past, other=0)
-    token = tl.maximum(place - (K - 1), 0)
-    new = tl.load(x + token * x_step, mask=live & (place >= K - 1), other=0)
-    return tl.where(past, before, new.to(before.dtype))
-
-
 DRAFT_EXTEND = Mode(
     kernel=draft_extend,
-    tiles=VERIFY_TILES,
+    tiles=DRAFT_EXTEND_TILES,
     work=lambda meta: meta.num_tokens,
     units=lambda meta, tile: meta.batch_size,
     step=lambda meta: (

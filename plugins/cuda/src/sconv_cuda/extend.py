@@ -15,12 +15,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .arithmetic import finish, scaled
+from .arithmetic import convolved, rounded
 from .launch import kernel
 from .mode import Mode
 from .overlap import wait
-from .streams import owned, pick, windows_of
-from .taps import load_taps
+from .streams import element, owned, pick, windows_of
+from .taps import load_offset, load_taps
 from .tiles import EXTEND_TILES
 
 __all__ = ["EXTEND", "extend"]
@@ -64,9 +64,7 @@ def extend(
     unit, block, dim, channel, inside = owned(firsts, dims, BLOCK, VEC, STREAMS)
 
     taps = load_taps(pick(weights, firsts, block, STREAMS), channel, inside, K, VEC > 1, SILU)
-    bias = pick(biases, firsts, block, STREAMS) + channel
-    offset = tl.load(bias, mask=inside & (has_bias != 0), other=0).to(tl.float32)
-    offset = scaled(offset, SILU)
+    offset = load_offset(pick(biases, firsts, block, STREAMS), has_bias, channel, inside, SILU)
     x = pick(xs, firsts, block, STREAMS) + channel
     x_step = pick(x_strides, firsts, block, STREAMS).to(tl.int64) * VEC
     y = pick(ys, firsts, block, STREAMS) + channel
@@ -153,30 +151,18 @@ def _body(
     # One row with a slot covers the tile and the K-1 tokens before it: no token is looked at alone.
     plain = (row == before) & live & (begin + DEPTH <= end)
 
-    history = ()
-    for i in tl.static_range(K - 1):
-        history = history + (inputs[i].to(tl.float32),)
     for i in tl.static_range(DEPTH):
         t = begin + i
-        current = inputs[i + K - 1].to(tl.float32)
-        history = history + (current,)
-        total = offset + current * taps[K - 1]
-        for j in tl.static_range(K - 1):
-            total += history[i + K - 2 - j] * taps[K - 2 - j]
-        total = finish(total, current, SILU, RESIDUAL)
+        total = convolved(inputs, inputs[i + K - 1], taps, offset, i, K, SILU, RESIDUAL)
         if plain:
-            tl.store(
-                y + t * y_step,
-                total.to(y.dtype.element_ty),
-                mask=inside,
-            )
+            tl.store(y + t * y_step, rounded(total, y.dtype.element_ty), mask=inside)
         elif t < tokens:
             own = tl.load(rows_index + t)
             far = tl.load(rows_index + t - (K - 1), mask=t >= K - 1, other=-1)
             padding = t >= end
             total = tl.where((tl.load(slots_index + own) >= 0) & (t < end), total, 0.0)
             written = inside & ((own == far) | padding)
-            tl.store(y + t * y_step, total.to(y.dtype.element_ty), mask=written)
+            tl.store(y + t * y_step, rounded(total, y.dtype.element_ty), mask=written)
 
 
 @triton.jit
@@ -203,57 +189,41 @@ def _head(
 ):
     length = end - begin
     live = inside & (slot >= 0) & (length > 0)
+    kind: tl.constexpr = windows.dtype.element_ty
     window = windows + slot * slot_step
+    own = x + begin.to(tl.int64) * x_step
     history = ()
     for j in tl.static_range(K - 1):
         # Selected, not multiplied: a NaN that a stale slot holds stays there.
         history = history + (tl.load(window + j * column_step, mask=live & resumes, other=0),)
     inputs = ()
     for j in tl.static_range(K - 1):
-        t = (begin + j).to(tl.int64)
-        inputs = inputs + (tl.load(x + t * x_step, mask=live & (j < length), other=0),)
+        inputs = inputs + (
+            tl.load(x + (begin + j).to(tl.int64) * x_step, mask=live & (j < length), other=0),
+        )
     # Column j of the new window is element length + j of the old window followed by the inputs.
     moved = ()
     for j in tl.static_range(K - 1):
-        moved = moved + (
-            _column(x, x_step, window, column_step, length + j - (K - 1), begin, live, resumes, K),
-        )
+        column = element(own, x_step, window, column_step, length + j, live, resumes, K, kind)
+        moved = moved + (column,)
     if (target >= 0) & (slot >= 0) & (length > 0):
         snapshot = windows + target * slot_step
         kept = ()
         for j in tl.static_range(K - 1):
             source = tl.load(source_index + j).to(tl.int32)
             # Snapshots name packed tokens; columns of the old window count from the newest, -1.
-            place = tl.where(source >= 0, source - begin, source)
-            kept = kept + (_column(x, x_step, window, column_step, place, begin, live, resumes, K),)
+            place = tl.where(source >= 0, source - begin, source) + (K - 1)
+            column = element(own, x_step, window, column_step, place, live, resumes, K, kind)
+            kept = kept + (column,)
         for j in tl.static_range(K - 1):
             tl.store(snapshot + j * column_step, kept[j], mask=live)
 
-    all_taps = ()
-    for j in tl.static_range(K - 1):
-        all_taps = all_taps + (history[j].to(tl.float32),)
     for i in tl.static_range(K - 1):
-        current = inputs[i].to(tl.float32)
-        all_taps = all_taps + (current,)
-        total = offset + current * taps[K - 1]
-        for j in tl.static_range(K - 1):
-            total += all_taps[i + K - 2 - j] * taps[K - 2 - j]
-        total = tl.where(slot >= 0, finish(total, current, SILU, RESIDUAL), 0.0)
-        t = (begin + i).to(tl.int64)
-        tl.store(y + t * y_step, total.to(y.dtype.element_ty), mask=inside & (i < length))
+        total = convolved(history + inputs, inputs[i], taps, offset, i, K, SILU, RESIDUAL)
+        total = rounded(tl.where(slot >= 0, total, 0.0), y.dtype.element_ty)
+        tl.store(y + (begin + i).to(tl.int64) * y_step, total, mask=inside & (i < length))
     for j in tl.static_range(K - 1):
         tl.store(window + j * column_step, moved[j], mask=live)
-
-
-@triton.jit
-def _column(x, x_step, window, column_step, place, begin, live, resumes, K: tl.constexpr):
-    """Element ``place`` of a row, from its first token; negative ones are in the old window."""
-    fresh = place >= 0
-    token = (begin + tl.maximum(place, 0)).to(tl.int64)
-    new = tl.load(x + token * x_step, mask=live & fresh, other=0)
-    column = tl.minimum(place, -1) + (K - 1)
-    old = tl.load(window + column * column_step, mask=live & resumes & (place < 0), other=0)
-    return tl.where(fresh, new.to(old.dtype), old)
 
 
 EXTEND = Mode(

@@ -8,7 +8,7 @@ from typing import Any, Final
 from sconv.pool import ConvStatePool
 from sconv.spec import StateSpec
 
-from .launch import ALIGNMENT
+from .launch import ALIGNMENT, Launcher
 
 __all__ = ["VECTOR", "Layer"]
 
@@ -25,10 +25,15 @@ class Layer:
         state: The layer's tensor, all streams side by side.
         widest: Channels of the widest of the streams.
         width: Channels of all of them.
+        size: Both.
         aligned: Whether windows and widths allow vector accesses.
+        low: A number whose low bits are those of an address: zero as far as they are aligned.
     """
 
-    __slots__ = ("_dims", "_starts", "_strides", "aligned", "layer_id", "state", "widest", "width")
+    __slots__ = (
+        "_dims", "_frozen", "_starts", "_strides", "aligned", "layer_id", "low", "size", "state",
+        "widest", "width",
+    )  # fmt: skip
 
     def __init__(
         self, spec: StateSpec, pool: ConvStatePool, layer_id: int, streams: Sequence[str]
@@ -39,6 +44,7 @@ class Layer:
         self._dims = tuple(part.dim for part in parts)
         self._starts = tuple(part.start for part in parts)
         self.widest, self.width = max(self._dims), sum(self._dims)
+        self.size = (self.width, self.widest)
         slot, column, channel = self.state.stride()
         counted = [*self._dims, *self._starts]
         if spec.window_axis == "time":
@@ -51,6 +57,16 @@ class Layer:
         self._strides = {1: (slot, column, channel), VECTOR: vectors}
         self.aligned = self.state.data_ptr() % ALIGNMENT == 0
         self.aligned &= all(number % VECTOR == 0 for number in counted)
+        self.low = 0 if self.aligned else 1
+        self._frozen: dict[tuple[int, int], tuple[tuple[Any, ...], int]] = {}
+
+    def frozen(self, launcher: Launcher, block: int, vec: int) -> tuple[tuple[Any, ...], int]:
+        """Return :meth:`arguments` as a launch takes them; looked up after the first time."""
+        found = self._frozen.get((block, vec))
+        if found is None:
+            arguments, blocks = self.arguments(block, vec)
+            found = self._frozen[block, vec] = (launcher.freeze(arguments), blocks)
+        return found
 
     def arguments(self, block: int, vec: int) -> tuple[tuple[Any, ...], int]:
         """Return ``dims`` to ``channel_stride`` of a kernel, and the channel blocks."""

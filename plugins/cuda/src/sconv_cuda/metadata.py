@@ -1,19 +1,11 @@
-"""The metadata of a step in one launch, the slot lookup in it, for every mode and any B and T.
-
-Rows of equal length (decode, verify, draft-extend) need no sum over other rows. Rows of their own
-length do: a program owns a few consecutive rows, adds up all lengths before them (the whole batch
-reads them, so they come from the cache), and writes the row of each token of its own. Where rows
-are few, several programs share the tokens of the same ones, so that a long row is no bottleneck.
-"""
+"""The metadata of a step in one launch, the slot lookup in it, for every mode and any B and T."""
 
 from __future__ import annotations
 
 from typing import Final
 
 import triton
-import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_wait
 
 from sconv.batch import ForwardBatch, ForwardMode
 from sconv.metadata import MetadataBuffers, ShortConvMetadata
@@ -21,245 +13,13 @@ from sconv.pool import ConvStatePool
 from sconv.spec import StateSpec
 from sconv.windows import InputWindows
 
-from .launch import Launcher, kernel
-from .metadata_fields import (
-    resolve_slots,
-    resolve_targets,
-    store_rows,
-    store_sources,
-    store_tree,
-)
+from .launch import ALIGNMENT, Launcher
+from .ragged_metadata import ragged_metadata
 from .slots import SlotSource, words
 from .tiles import RAGGED_TILES, TREE_ROWS, UNIFORM_ROWS, RaggedTile
+from .uniform_metadata import DECODE, DRAFT, IDLE, VERIFY, uniform_metadata
 
-__all__ = ["Metadata", "ragged_metadata", "uniform_metadata"]
-
-DECODE = tl.constexpr(0)
-VERIFY = tl.constexpr(1)
-DRAFT = tl.constexpr(2)
-IDLE = tl.constexpr(3)
-
-
-@kernel
-def uniform_metadata(
-    rows_index,  # [B] request rows (LOOKUP) or slots
-    rows_step,
-    map_index,  # [requests] int32, slot of each request row
-    map_size,
-    physical_index,  # slot id to pool row (TRANSLATE)
-    physical_step,
-    physical_size,
-    before_index,  # [B] tokens in the state; read in DRAFT
-    before_step,
-    accepts_index,  # [B] accepted tokens; read in DRAFT
-    accepts_step,
-    mask_index,  # [B] bool; read if has_mask
-    targets_index,  # [B] slots of the snapshots; read if tracks
-    targets_step,
-    tree_index,  # [B, drafts] parents, or first children (LINKS); read with PADDED_DRAFTS
-    tree_step,
-    siblings_index,  # [B, drafts] next siblings (LINKS)
-    siblings_step,
-    slots_out_index,
-    bounds_out_index,
-    resumes_out_index,
-    cache_mask_out_index,
-    safe_out_index,
-    cu_out_index,
-    token_rows_out_index,
-    sources_out_index,
-    targets_out_index,
-    writes_out_index,
-    accepts_out_index,
-    taps_out_index,  # [B, drafts, K] int64
-    paths_out_index,  # [B, path_rows, K-1] int32; written if path_rows > 0
-    path_rows,
-    has_mask,
-    tracks,
-    grid,
-    drafts,
-    rows,
-    K: tl.constexpr,
-    ROWS: tl.constexpr,
-    MODE: tl.constexpr,
-    LOOKUP: tl.constexpr,
-    NULL_ZERO: tl.constexpr,
-    TRANSLATE: tl.constexpr,
-    PADDED_DRAFTS: tl.constexpr,
-    LINKS: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """A program owns ROWS rows. PADDED_DRAFTS is 0, or for trees a power of two >= drafts."""
-    if PDL:
-        gdc_wait()
-    first = tl.program_id(0) * ROWS
-    row = first + tl.arange(0, ROWS)
-    there = row < rows
-    slot = resolve_slots(
-        rows_index, rows_step, map_index, map_size, physical_index, physical_step, physical_size,
-        row, there, MODE == IDLE, LOOKUP, NULL_ZERO, TRANSLATE,
-    )  # fmt: skip
-    tl.store(bounds_out_index + row, row * drafts, mask=row <= rows)
-    tl.store(cu_out_index + row, (row * drafts).to(tl.int64), mask=row <= rows)
-
-    resumes = there & (MODE != IDLE)
-    writes = there & (slot >= 0) & (MODE == DECODE or MODE == DRAFT)
-    target = resolve_targets(
-        targets_index, targets_step, mask_index, physical_index, physical_step, physical_size,
-        row, there & (slot >= 0), has_mask, tracks, NULL_ZERO, TRANSLATE,
-    )  # fmt: skip
-    if MODE == VERIFY or MODE == IDLE:
-        target = tl.full([ROWS], -1, tl.int32)
-    until = tl.zeros([ROWS], tl.int32)
-    if MODE == DRAFT:
-        before = tl.load(before_index + row.to(tl.int64) * before_step, mask=there, other=0)
-        accepts = tl.load(accepts_index + row.to(tl.int64) * accepts_step, mask=there, other=-1)
-        tl.store(accepts_out_index + row, accepts, mask=there)
-        resumes = there & (before > 0)
-        writes = writes & (accepts >= 0) & (accepts <= drafts)
-        # The newest multiple of the grid that the row reaches, if it lies in this step.
-        after = before + tl.maximum(accepts, 0)
-        until = (after // tl.maximum(grid, 1)) * grid - before
-        crossed = (grid > 0) & (until > 0) & (until <= drafts) & writes
-        target = tl.where(crossed, target, -1)
-    store_rows(
-        slots_out_index, resumes_out_index, cache_mask_out_index, safe_out_index,
-        targets_out_index, writes_out_index, row, there, slot, resumes, writes, target,
-    )  # fmt: skip
-    store_sources(
-        sources_out_index, row, there, row * drafts, until, (target >= 0) & (MODE == DRAFT), K
-    )
-
-    begin = first * drafts
-    end = tl.minimum(first + ROWS, rows) * drafts
-    for token in range(begin, end, ROWS):
-        t = token + tl.arange(0, ROWS)
-        tl.store(token_rows_out_index + t, t // drafts, mask=t < end)
-
-    if PADDED_DRAFTS > 0:
-        for i in range(ROWS):
-            if first + i < rows:
-                store_tree(
-                    tree_index, tree_step, siblings_index, siblings_step, taps_out_index,
-                    paths_out_index, path_rows, (first + i).to(tl.int64), drafts,
-                    K, PADDED_DRAFTS, LINKS,
-                )  # fmt: skip
-
-
-@kernel
-def ragged_metadata(
-    rows_index,  # [B] request rows (LOOKUP) or slots
-    rows_step,
-    map_index,  # [requests] int32, slot of each request row
-    map_size,
-    physical_index,  # slot id to pool row (TRANSLATE)
-    physical_step,
-    physical_size,
-    lengths_index,  # [B] new tokens
-    lengths_step,
-    prefixes_index,  # [B] tokens that the row resumes from
-    prefixes_step,
-    mask_index,  # [B] bool; read if has_mask
-    targets_index,  # [B] slots of the snapshots; read if tracks
-    targets_step,
-    until_index,  # [B] length at which a row is snapshot; read if has_until
-    until_step,
-    slots_out_index,
-    bounds_out_index,
-    resumes_out_index,
-    cache_mask_out_index,
-    safe_out_index,
-    cu_out_index,
-    token_rows_out_index,
-    sources_out_index,
-    targets_out_index,
-    writes_out_index,
-    has_mask,
-    has_until,
-    tracks,
-    shares,
-    rows,
-    tokens,
-    K: tl.constexpr,
-    ROWS: tl.constexpr,
-    SCAN: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PIECE: tl.constexpr,
-    LOOKUP: tl.constexpr,
-    NULL_ZERO: tl.constexpr,
-    TRANSLATE: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """``shares`` programs own the same ROWS rows: the first writes them, all write their tokens."""
-    if PDL:
-        gdc_wait()
-    pid = tl.program_id(0)
-    share = pid % shares
-    first = (pid // shares) * ROWS
-
-    # All that does not depend on other rows is read first: it arrives while the lengths add up.
-    row = first + tl.arange(0, ROWS)
-    there = row < rows
-    length = tl.load(lengths_index + row.to(tl.int64) * lengths_step, mask=there, other=0)
-    prefix = tl.load(prefixes_index + row.to(tl.int64) * prefixes_step, mask=there, other=0)
-    slot = resolve_slots(
-        rows_index, rows_step, map_index, map_size, physical_index, physical_step, physical_size,
-        row, there, False, LOOKUP, NULL_ZERO, TRANSLATE,
-    )  # fmt: skip
-    writes = there & (slot >= 0) & (length > 0)
-    target = resolve_targets(
-        targets_index, targets_step, mask_index, physical_index, physical_step, physical_size,
-        row, writes, has_mask, tracks, NULL_ZERO, TRANSLATE,
-    )  # fmt: skip
-    asked = there & (has_until != 0)
-    wanted = tl.load(until_index + row.to(tl.int64) * until_step, mask=asked, other=-1)
-    partial = tl.zeros([SCAN], tl.int32)
-    for base in range(0, first, SCAN):
-        other = base + tl.arange(0, SCAN)
-        at = lengths_index + other.to(tl.int64) * lengths_step
-        partial += tl.load(at, mask=other < first, other=0)
-    begin = tl.sum(partial, 0)
-    stop = begin + tl.cumsum(length, 0)
-    end = begin + tl.sum(length, 0)
-
-    if share == 0:
-        start = stop - length
-        if first == 0:
-            tl.store(bounds_out_index, 0)
-            tl.store(cu_out_index, tl.zeros([], tl.int64))
-        tl.store(bounds_out_index + row + 1, stop, mask=there)
-        tl.store(cu_out_index + row + 1, stop.to(tl.int64), mask=there)
-        until = tl.where(wanted >= 0, wanted - prefix, -1)
-        until = tl.where(asked, until, length)
-        target = tl.where((until >= 0) & (until <= length), target, -1)
-        store_rows(
-            slots_out_index, resumes_out_index, cache_mask_out_index, safe_out_index,
-            targets_out_index, writes_out_index, row, there, slot, there & (prefix > 0), writes,
-            target,
-        )  # fmt: skip
-        store_sources(sources_out_index, row, there, start, until, target >= 0, K)
-
-    if first + ROWS >= rows:
-        # Tokens past the last row count as its own.
-        end = tokens
-    end = tl.minimum(end, tokens)
-    for piece in range(begin + share * PIECE, end, shares * PIECE):
-        piece_end = tl.minimum(piece + PIECE, end)
-        # Most pieces of a long row are in no other one, which the ends of the piece tell.
-        lowest = tl.sum((piece >= stop).to(tl.int32), 0)
-        highest = tl.sum((piece_end - 1 >= stop).to(tl.int32), 0)
-        if lowest == highest:
-            t = piece + tl.arange(0, PIECE)
-            owner = tl.minimum(first + lowest, tl.maximum(rows - 1, 0))
-            tl.store(token_rows_out_index + t, tl.zeros_like(t) + owner, mask=t < piece_end)
-        else:
-            for token in range(piece, piece_end, CHUNK):
-                u = token + tl.arange(0, CHUNK)
-                passed = u[None, :] >= stop[:, None]  # [ROWS, CHUNK]
-                owners = first + tl.sum(passed.to(tl.int32), 0)
-                owners = tl.minimum(owners, tl.maximum(rows - 1, 0))
-                tl.store(token_rows_out_index + u, owners, mask=u < piece_end)
-
+__all__ = ["Metadata"]
 
 _MODES: Final = {
     ForwardMode.DECODE: DECODE,
@@ -399,7 +159,7 @@ class Metadata:
                 self.launcher.pdl,
             ),
             warps=tile.warps,
-            aligned=True,
+            aligned=lengths.data_ptr() % ALIGNMENT == 0,
         )
 
 

@@ -12,28 +12,21 @@ __all__ = ["resolve_slots", "resolve_targets", "store_rows", "store_sources", "s
 
 @triton.jit
 def resolve_slots(
-    rows_index,
-    rows_step,
+    ids,
     map_index,
     map_size,
     physical_index,
     physical_step,
     physical_size,
-    row,
     there,
-    NONE: tl.constexpr,
     LOOKUP: tl.constexpr,
     NULL_ZERO: tl.constexpr,
     TRANSLATE: tl.constexpr,
 ):
-    """Return the pool row of each row, -1 = none."""
-    if NONE:
-        return tl.zeros_like(row) - 1
-    else:
-        ids = tl.load(rows_index + row.to(tl.int64) * rows_step, mask=there, other=-1)
-        if LOOKUP:
-            ids = lookup(ids, map_index, map_size, there)
-        return translate(ids, physical_index, physical_step, physical_size, NULL_ZERO, TRANSLATE)
+    """Return the pool row of request rows (LOOKUP) or slots, -1 = none."""
+    if LOOKUP:
+        ids = lookup(ids, map_index, map_size, there)
+    return translate(ids, physical_index, physical_step, physical_size, NULL_ZERO, TRANSLATE)
 
 
 @triton.jit

@@ -17,6 +17,10 @@ from .tiles import Table
 __all__ = ["Mode"]
 
 
+def _always(*_: object) -> bool:
+    return True
+
+
 def _nothing(*_: object) -> tuple[Any, ...]:
     return ()
 
@@ -33,9 +37,11 @@ class Mode:
         units: Programs of a step, each of which covers one channel block.
         step: Tensors and numbers of a step.
         layer: Of the verify windows of a layer and the vector width.
-        constants: Of a step and its verify windows.
+        constants: Of a step, its verify windows, and whether the window axis is the time.
         flags: Constants of a step, a tile, and whether the step is settled (:mod:`.overlap`).
         keeps: Whether verify windows are written.
+        bounds: Whether a tile's bound on registers holds, by the verify windows and whether the
+            window axis is the time; without it the compiler chooses.
     """
 
     kernel: Kernel
@@ -44,6 +50,7 @@ class Mode:
     units: Callable[[ShortConvMetadata, Tile], int]
     step: Callable[[ShortConvMetadata], tuple[Any, ...]]
     layer: Callable[[VerifyWindows, Tensor, int, bool], tuple[Any, ...]] = _nothing
-    constants: Callable[[ShortConvMetadata, VerifyWindows], tuple[Any, ...]] = _nothing
+    constants: Callable[[ShortConvMetadata, VerifyWindows, bool], tuple[Any, ...]] = _nothing
     flags: Callable[[ShortConvMetadata, Tile, bool], tuple[bool, ...]] = _nothing
     keeps: bool = False
+    bounds: Callable[[VerifyWindows, bool], bool] = _always

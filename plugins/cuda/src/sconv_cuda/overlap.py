@@ -35,18 +35,32 @@ def wait(PDL: tl.constexpr):
 
 
 @triton.jit
-def prefetch(x, window, column_step, begin, dim, K: tl.constexpr, BLOCK: tl.constexpr):
-    """Bring one row's inputs and window closer, to the cache where all writes meet.
+def prefetch(
+    x,
+    x_step,
+    tokens,
+    window,
+    column_step,
+    begin,
+    dim,
+    K: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Bring a row's window and its first TOKENS inputs closer, to where all writes meet.
 
     What is prefetched may still change: the loads come after the wait, and find it there.
     """
     sector: tl.constexpr = 256 // x.dtype.element_ty.primitive_bitwidth
-    rows: tl.constexpr = 2 if K == 2 else 4 if K <= 4 else 8
-    lane = tl.arange(0, rows * (BLOCK // sector))
-    column = lane // (BLOCK // sector)
+    lines: tl.constexpr = K - 1 + TOKENS
+    padded: tl.constexpr = 2 if lines <= 2 else 4 if lines <= 4 else 8 if lines <= 8 else 16
+    lane = tl.arange(0, padded * (BLOCK // sector))
+    line = lane // (BLOCK // sector)
     place = tl.minimum(begin + (lane % (BLOCK // sector)) * sector, dim - 1)
-    old = (window + column * column_step + place).to(tl.int64)
-    pointer = tl.where(column < K - 1, old, (x + place).to(tl.int64))
+    old = (window + line * column_step + place).to(tl.int64)
+    if TOKENS > 1:
+        x += tl.maximum(tl.minimum(line - (K - 1), tokens - 1), 0) * x_step
+    pointer = tl.where(line < K - 1, old, (x + place).to(tl.int64))
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
         "=r,l",

@@ -10,7 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["UNITS", "owned", "pick", "windows_of"]
+from .arithmetic import rounded
+
+__all__ = ["UNITS", "element", "owned", "pick", "windows_of"]
 
 #: Units along the second axis of a grid that needs the third.
 UNITS = tl.constexpr(32768)
@@ -56,3 +58,18 @@ def windows_of(
     else:
         pointers = state + (start * VEC + channel) * channel_stride.to(tl.int64)
         return pointers, slot_stride.to(tl.int64), column_stride
+
+
+@triton.jit
+def element(x, x_step, window, column_step, place, live, old, K: tl.constexpr, DTYPE: tl.constexpr):
+    """Return element ``place`` of a row's window followed by its inputs; zero where not ``live``.
+
+    Columns of the window are zero where not ``old``: selected, not multiplied, so that a NaN that a
+    stale slot holds stays there.
+    """
+    past = place < K - 1
+    column = tl.maximum(tl.minimum(place, K - 2), 0)
+    before = tl.load(window + column * column_step, mask=live & old & past, other=0)
+    token = tl.maximum(place - (K - 1), 0).to(tl.int64)
+    new = tl.load(x + token * x_step, mask=live & (place >= K - 1), other=0)
+    return tl.where(past, rounded(before, DTYPE), rounded(new, DTYPE))

@@ -1,4 +1,4 @@
-"""The weights of a channel block, in registers."""
+"""The weights and the bias of a channel block, in registers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton.language as tl
 
 from .arithmetic import scaled
 
-__all__ = ["load_taps"]
+__all__ = ["load_offset", "load_taps"]
 
 
 @triton.jit
@@ -38,6 +38,13 @@ def load_taps(weight, channel, inside, K: tl.constexpr, ALIGNED: tl.constexpr, S
             tap = tl.load(weight + channel * K + j, mask=inside, other=0).to(tl.float32)
             taps = taps + (scaled(tap, SILU),)
     return taps
+
+
+@triton.jit
+def load_offset(bias, has_bias, channel, inside, SILU: tl.constexpr):
+    """Return the scaled float32 ``bias[channel]``, zero without one."""
+    value = tl.load(bias + channel, mask=inside & (has_bias != 0), other=0).to(tl.float32)
+    return scaled(value, SILU)
 
 
 @triton.jit

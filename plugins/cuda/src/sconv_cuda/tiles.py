@@ -15,6 +15,7 @@ from .launch import Tile
 __all__ = [
     "COMMIT_TILES",
     "DECODE_TILES",
+    "DRAFT_EXTEND_TILES",
     "EXTEND_TILES",
     "RAGGED_TILES",
     "TREE_ROWS",
@@ -32,7 +33,7 @@ class RaggedTile:
 
     Attributes:
         rows: Its rows.
-        scan: Lengths that it adds up at once.
+        scan: Words of lengths that it adds up at once.
         chunk: Tokens whose row it writes at once.
         warps: Its warps.
         shares: Programs that own the same rows and share their tokens.
@@ -52,7 +53,8 @@ _NO_BOUND: Final = float("inf")
 
 DECODE_TILES: Final[Table] = (
     (1 << 20, Tile(block=256, warps=4, depth=1, ahead=True)),
-    (_NO_BOUND, Tile(block=512, warps=2, depth=4, ahead=True)),
+    (1 << 22, Tile(block=512, warps=2, depth=4, ahead=True)),
+    (_NO_BOUND, Tile(block=256, warps=2, depth=4, ahead=True)),
 )
 
 EXTEND_TILES: Final[Table] = (
@@ -61,8 +63,11 @@ EXTEND_TILES: Final[Table] = (
     (_NO_BOUND, Tile(block=256, warps=2, depth=12, registers=72)),
 )
 
-#: Also draft-extend. The depth is that of one pass over a row's tokens.
-VERIFY_TILES: Final[Table] = ((_NO_BOUND, Tile(block=256, warps=2, depth=4, ahead=True)),)
+#: The depth is that of one pass over a row's tokens.
+VERIFY_TILES: Final[Table] = (
+    (_NO_BOUND, Tile(block=256, warps=2, depth=4, ahead=True, registers=64)),
+)
+DRAFT_EXTEND_TILES: Final[Table] = ((_NO_BOUND, Tile(block=256, warps=2, depth=4)),)
 
 COMMIT_TILES: Final[Table] = ((_NO_BOUND, Tile(block=1024, warps=4, depth=1)),)
 
@@ -72,8 +77,8 @@ TREE_ROWS: Final = 2
 
 RAGGED_TILES: Final = (
     (512, RaggedTile(rows=2, scan=512, chunk=256, warps=4, shares=8)),
-    (2048, RaggedTile(rows=4, scan=512, chunk=256, warps=4, shares=1)),
-    (_NO_BOUND, RaggedTile(rows=32, scan=1024, chunk=256, warps=4, shares=2)),
+    (2048, RaggedTile(rows=4, scan=1024, chunk=256, warps=4, shares=1)),
+    (_NO_BOUND, RaggedTile(rows=32, scan=4096, chunk=256, warps=8, shares=1)),
 )
 
 #: Smallest block: one vector access of each lane of a warp.

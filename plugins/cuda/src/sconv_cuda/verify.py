@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from sconv.metadata import ShortConvMetadata
-from sconv.windows import InputWindows, VerifyWindows
+from sconv.windows import DedupWindows, InputWindows, VerifyWindows
 
-from .arithmetic import finish, scaled
+from .arithmetic import convolved, rounded
 from .launch import kernel
 from .mode import Mode
-from .overlap import release, wait
-from .streams import owned, pick, windows_of
-from .taps import load_taps
+from .overlap import prefetch, release, wait
+from .streams import element, owned, pick, windows_of
+from .taps import load_offset, load_taps
 from .tiles import VERIFY_TILES
 
-__all__ = ["VERIFY", "verify"]
+__all__ = ["VERIFY", "has_unit_channels", "verify"]
 
 
 @kernel
@@ -37,7 +36,7 @@ def verify(
     slot_stride,
     column_stride,
     channel_stride,
-    kept,  # the layer's verify windows: [B, dtn, D], or DENSE [B, dtn, K-1, D] in any order
+    kept,  # the layer's verify windows: [B, dtn, D], or WINDOWS [B, dtn, K-1, D] in any order
     kept_row_stride,
     kept_token_stride,
     kept_column_stride,
@@ -56,42 +55,61 @@ def verify(
     STREAMS: tl.constexpr,
     AHEAD: tl.constexpr,
     TREE: tl.constexpr,
-    DENSE: tl.constexpr,
+    WINDOWS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    UNIT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A program owns all tokens of one row and BLOCK channels of one stream, DEPTH at a time."""
+    """A program owns all tokens of one row and BLOCK channels of one stream, DEPTH at a time.
+
+    WINDOWS are kept where not the inputs alone; where they OVERLAP, only the newest column of each
+    but the first is not there yet. UNIT ones have their channels side by side.
+    """
     if AHEAD:
         release(PDL)
     row, block, dim, channel, inside = owned(firsts, dims, BLOCK, VEC, STREAMS)
     inside = inside & (row < rows)
     taps = load_taps(pick(weights, firsts, block, STREAMS), channel, inside, K, VEC > 1, SILU)
-    bias = pick(biases, firsts, block, STREAMS) + channel
-    offset = tl.load(bias, mask=inside & (has_bias != 0), other=0).to(tl.float32)
-    offset = scaled(offset, SILU)
+    offset = load_offset(pick(biases, firsts, block, STREAMS), has_bias, channel, inside, SILU)
+    start = pick(starts, firsts, block, STREAMS)
+    windows, slot_step, column_step = windows_of(
+        state, start, channel, slot_stride, column_stride, channel_stride, TIME, VEC
+    )
+    x_step = pick(x_strides, firsts, block, STREAMS).to(tl.int64) * VEC
+    token = tl.minimum(row, rows - 1).to(tl.int64) * drafts
     slot_at = slots_index + tl.minimum(row, rows - 1)
     if AHEAD:
         slot = tl.load(slot_at).to(tl.int64)
+        if PDL and TIME:
+            prefetch(
+                pick(xs, firsts, block, STREAMS) + token * x_step,
+                x_step,
+                drafts,
+                state + start * VEC + tl.maximum(slot, 0) * slot_step,
+                column_step,
+                (block - pick(firsts, firsts, block, STREAMS)) * BLOCK,
+                dim,
+                K,
+                DEPTH,
+                BLOCK,
+            )
     wait(PDL)
 
     if not AHEAD:
         slot = tl.load(slot_at).to(tl.int64)
     live = inside & (slot >= 0)
-    start = pick(starts, firsts, block, STREAMS)
-    windows, slot_step, column_step = windows_of(
-        state, start, channel, slot_stride, column_stride, channel_stride, TIME, VEC
-    )
     window = windows + slot * slot_step
-    x_step = pick(x_strides, firsts, block, STREAMS).to(tl.int64) * VEC
-    token = row.to(tl.int64) * drafts
     x = pick(xs, firsts, block, STREAMS) + token * x_step + channel
     y = pick(ys, firsts, block, STREAMS) + token * dim + channel
-    if DENSE:
+    if UNIT:
+        mine = kept + row * (kept_row_stride.to(tl.int64) * VEC) + start * VEC + channel
+        token_step = kept_token_stride * VEC
+        kept_column_step = kept_column_stride * VEC
+    else:
         at = start * VEC + channel
         mine = kept + row * kept_row_stride.to(tl.int64) + at * kept_channel_stride.to(tl.int64)
         token_step = kept_token_stride
-    else:
-        mine = kept + row * (kept_row_stride.to(tl.int64) * VEC) + start * VEC + channel
-        token_step = kept_token_stride * VEC
+        kept_column_step = kept_column_stride
 
     history = ()
     for j in tl.static_range(K - 1):
@@ -116,37 +134,37 @@ def verify(
             t = begin + i
             there = inside & (t < drafts)
             current = inputs[i].to(tl.float32)
-            total = offset + current * taps[K - 1]
-            columns = ()
-            for j in tl.static_range(K - 1):
-                if TREE:
-                    where = taps_index + (token + t) * K + (K - 2 - j)
+            columns = history
+            if TREE:
+                columns = ()
+                for j in tl.static_range(K - 1):
+                    where = taps_index + (token + t) * K + j
                     place = tl.load(where, mask=t < drafts, other=0).to(tl.int32)
-                    tap = _element(x, x_step, window, column_step, place, live, K)
-                else:
-                    tap = history[K - 2 - j]
-                total += tap * taps[K - 2 - j]
-                columns = columns + (tap,)
-            total = tl.where(slot >= 0, finish(total, current, SILU, RESIDUAL), 0.0)
+                    tap = element(x, x_step, window, column_step, place, live, True, K, tl.float32)
+                    columns = columns + (tap,)
+            total = convolved(columns, inputs[i], taps, offset, 0, K, SILU, RESIDUAL)
+            total = tl.where(slot >= 0, total, 0.0)
             tl.store(
                 y + t * dim,
-                total.to(y.dtype.element_ty),
+                rounded(total, y.dtype.element_ty),
                 mask=there,
             )
-            entering = inputs[i].to(kept.dtype.element_ty)
+            entering = rounded(inputs[i], kept.dtype.element_ty)
             here = mine + t * token_step
-            if DENSE:
-                # From the newest tap to the oldest but one, which has just left the window.
-                for j in tl.static_range(K - 2):
-                    column = columns[j].to(kept.dtype.element_ty)
-                    tl.store(here + (K - 3 - j) * kept_column_stride, column, mask=there & live)
-                tl.store(here + (K - 2) * kept_column_stride, entering, mask=there & live)
-            else:
-                tl.store(
-                    here,
-                    entering,
-                    mask=there & live,
-                )
+            if WINDOWS:
+                missing = there & live
+                if OVERLAP:
+                    missing = missing & (t == 0)
+                # The oldest column has just left the window.
+                for j in tl.static_range(1, K - 1):
+                    column = rounded(columns[j], kept.dtype.element_ty)
+                    tl.store(here + (j - 1) * kept_column_step, column, mask=missing)
+                here = here + (K - 2) * kept_column_step
+            tl.store(
+                here,
+                entering,
+                mask=there & live,
+            )
             if not TREE:
                 shifted = ()
                 for j in tl.static_range(1, K - 1):
@@ -154,25 +172,24 @@ def verify(
                 history = shifted + (current,)
 
 
-@triton.jit
-def _element(x, x_step, window, column_step, place, live, K: tl.constexpr):
-    """Element ``place`` of window ++ inputs, in float32."""
-    past = place < K - 1
-    old = tl.load(window + tl.minimum(place, K - 2) * column_step, mask=live & past, other=0)
-    token = tl.maximum(place - (K - 1), 0)
-    new = tl.load(x + token * x_step, mask=live & (place >= K - 1), other=0)
-    return tl.where(past, old.to(tl.float32), new.to(tl.float32))
-
-
 def _windows(windows: VerifyWindows, kept: Tensor, vec: int, time: bool) -> tuple[Any, ...]:
     if isinstance(windows, InputWindows):
         return kept, kept.stride(0) // vec, kept.stride(1) // vec, 0, 1
     row, token, column, channel = kept.stride()
+    if has_unit_channels(windows, time):
+        return kept, row // vec, token // vec, column // vec, 1
     return kept, row, token, *((column, channel) if time else (channel, column))
 
 
-def _constants(meta: ShortConvMetadata, windows: VerifyWindows) -> tuple[Any, ...]:
-    return meta.tree_taps is not None, not isinstance(windows, InputWindows)
+def _constants(meta: ShortConvMetadata, windows: VerifyWindows, time: bool) -> tuple[Any, ...]:
+    whole = not isinstance(windows, InputWindows)
+    overlap = isinstance(windows, DedupWindows)
+    return meta.tree_taps is not None, whole, overlap, has_unit_channels(windows, time)
+
+
+def has_unit_channels(windows: VerifyWindows, time: bool) -> bool:
+    """Whether it is known that all kept channels lie side by side, in rows of whole vectors."""
+    return isinstance(windows, InputWindows) or (time and not windows.adopted)
 
 
 VERIFY = Mode(
@@ -190,4 +207,6 @@ VERIFY = Mode(
     constants=_constants,
     flags=lambda meta, tile, settled: (tile.ahead and settled,),
     keeps=True,
+    # Strides of their own take registers.
+    bounds=lambda windows, time: time and has_unit_channels(windows, time),
 )

@@ -26,7 +26,7 @@ from sconv.metadata import MetadataBuffers, ShortConvMetadata
 from sconv.pool import ConvStatePool
 from sconv.spec import StateSpec
 
-from .commit import Commits
+from .commits import Commits
 from .convolution import MODES, Convolutions
 from .launch import Launcher
 from .metadata import Metadata
@@ -71,8 +71,12 @@ class _Walk:
             buffers = MetadataBuffers(self.spec, 1, max(tokens, 1), self.pool.device)
             meta = buffers.step(batch, tokens, padded=True)
             if batch.forward_mode.is_ragged:
+                # An engine's slice of lengths may lie anywhere.
+                lengths = torch.ones(2, dtype=torch.int64, device=self.pool.device)[1:]
+                anywhere = replace(batch, extend_seq_lens=lengths)
                 for _, ragged in RAGGED_TILES:
                     self.metadata.fill_ragged(meta, batch, buffers, ragged)
+                    self.metadata.fill_ragged(meta, anywhere, buffers, ragged)
             else:
                 self.metadata.fill(meta, batch, buffers)
             if tokens and batch.slots is None:
