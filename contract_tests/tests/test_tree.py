@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -217,6 +217,24 @@ def test_a_forward_that_cannot_be_followed_is_unverifiable(tmp_path):
     assert not report.clean
 
 
+#: The command, and on the other stream what it took. What the kernel reports of a child counts the
+#: process that it was forked from, which runs tests and is large; the mark of its image does not.
+_MEASURED: Final = """
+import json, re, resource, sys
+from pathlib import Path
+from typing import Final
+from sconv.cli import main
+code = main(sys.argv[1:])
+used = resource.getrusage(resource.RUSAGE_SELF)
+status = Path("/proc/self/status")
+peak = used.ru_maxrss
+if status.exists():
+    peak = re.search(r"VmHWM:\\s+(\\d+) kB", status.read_text())[1]
+json.dump({"seconds": used.ru_utime + used.ru_stime, "mib": int(peak) / 1024}, sys.stderr)
+raise SystemExit(code)
+"""
+
+
 def test_four_thousand_files_take_seconds(tmp_path):
     """The speed that is promised, on files as long as an engine's."""
     filler = "".join(f"def f{n}(x):\n    return x * {n} + {n}\n\n\n" for n in range(400))
@@ -229,17 +247,13 @@ def test_four_thousand_files_take_seconds(tmp_path):
         if number % 100 == 1:
             text += CALL
         (folder / f"file{number}.py").write_text(text)
-    command = [sys.executable, "-m", "sconv", "verify", "--tree", tmp_path, "--hook", HOOK]
-    with subprocess.Popen([*command, "--format", "json"], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        report = json.load(process.stdout)
-        # Of this process alone: the highest mark of the one that runs the tests says nothing.
-        _, _, used = os.wait4(process.pid, 0)
-        process.returncode = 0
+    command = ["verify", "--tree", str(tmp_path), "--hook", HOOK, "--format", "json"]
+    process = subprocess.run([sys.executable, "-c", _MEASURED, *command], capture_output=True)
+    report, used = json.loads(process.stdout), json.loads(process.stderr)
     assert report["subjects"] == [
         f"40 definitions of {HOOK} in 40 classes",
         "40 calls of it, in 4000 files",
     ]
     assert [Path(one["path"]).name for one in report["findings"]] == ["file3000.py"]
-    assert used.ru_utime + used.ru_stime < 5
-    assert used.ru_maxrss / 1024 < 500
+    assert used["seconds"] < 5
+    assert used["mib"] < 500
