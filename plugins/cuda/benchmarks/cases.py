@@ -133,7 +133,7 @@ def decode_cases() -> list[Timed]:
         depths, ahead = [1], (True, False)
         blocks = [(512, 8), (256, 4), (512, 4), (128, 1), (128, 2), (1024, 8)]
         if rows * dim > 1 << 20:
-            blocks, depths = [(512, 2), (512, 4), (1024, 4)], [2, 4]
+            blocks, depths = [(256, 1), (256, 2), (512, 2), (512, 4), (1024, 4)], [2, 4]
         for name, activation, residual in flavours():
             calls = layers.calls(batch, activation, residual)
             found.append(
@@ -197,7 +197,8 @@ def verify_cases() -> list[Timed]:
     found = []
     for name, activation, residual in flavours():
         calls = layers.calls(batch, activation, residual)
-        tiles = shapes([(256, 2), (512, 4), (256, 1), (512, 2)], [4], (True, False))
+        blocks = [(256, 2), (512, 4), (256, 1), (512, 2)]
+        tiles = shapes(blocks, [4], (True, False), registers=(0, 56, 64))
         title = f"verify + keep, B={rows} dtn={drafts} D={dim} {name}"
         found.append(Timed(title, bytes_, 13.0, calls, tiles, layers.backend))
     return found

@@ -15,12 +15,14 @@ from sconv.batch import ForwardMode
 from sconv.metadata import ShortConvMetadata
 from sconv.pool import ConvStatePool
 from sconv.spec import StateSpec
+from sconv.windows import VerifyWindows
 
 from .decode import DECODE
 from .draft_extend import DRAFT_EXTEND
 from .extend import EXTEND
 from .launch import ALIGNMENT, Compiled, Launcher, Tile
 from .layer import VECTOR, Layer
+from .mode import Mode
 from .streams import UNITS
 from .tiles import tile_for
 from .verify import VERIFY
@@ -72,6 +74,34 @@ class _Step:
         self.shapes: dict[tuple[int, int], _Shape] = {}
 
 
+class _Kept:
+    """The verify windows of a layer, as arguments of the kernel that writes them.
+
+    Attributes:
+        low: A number whose low bits are those of an address, as :attr:`Layer.low`.
+    """
+
+    __slots__ = ("_found", "_launcher", "_tensor", "_time", "_windows", "low")
+
+    def __init__(
+        self, windows: VerifyWindows, layer_id: int, launcher: Launcher, time: bool
+    ) -> None:
+        self._windows, self._launcher, self._time = windows, launcher, time
+        self._tensor = tensor = windows.view(layer_id)
+        self._found: dict[int, tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
+        self.low = tensor.data_ptr()
+        if tensor.dim() != 4:
+            self.low |= tensor.stride(1) * (ALIGNMENT // VECTOR)
+
+    def arguments(self, mode: Mode, vec: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Return them as tensors and numbers, and frozen."""
+        found = self._found.get(vec)
+        if found is None:
+            plain = mode.layer(self._windows, self._tensor, vec, self._time)
+            found = self._found[vec] = (plain, self._launcher.freeze(plain))
+        return found
+
+
 class Convolutions:
     """Runs the convolutions of one backend.
 
@@ -89,6 +119,8 @@ class Convolutions:
         self._step: _Step | None = None
         self._layers: dict[tuple[int, tuple[str, ...]], Layer] = {}
         self._compiled: dict[tuple[Any, ...], dict[tuple[Any, ...], Compiled]] = {}
+        self._kept: dict[int, _Kept] = {}
+        self._kept_in: tuple[Tensor, ...] | None = None
 
     def layer(self, layer_id: int, streams: tuple[str, ...]) -> Layer:
         """Return where the streams of a layer lie."""
@@ -129,10 +161,10 @@ class Convolutions:
             residual: Add the inputs.
             tile: A shape in place of the table's, for measurements.
         """
-        if meta.num_tokens == 0 or meta.batch_size == 0 or meta.forward_mode is ForwardMode.IDLE:
-            return [x.new_zeros(x.shape) for x in xs]
         step = self._step
         if step is None or step.meta is not meta:
+            if meta.forward_mode is ForwardMode.IDLE or not (meta.num_tokens and meta.batch_size):
+                return [x.new_zeros(x.shape) for x in xs]
             step = self._step = _Step(meta, self.pool, self.launcher, self._time)
         mode = step.mode
         layer = self._layers.get((layer_id, streams)) or self.layer(layer_id, streams)
@@ -160,15 +192,11 @@ class Convolutions:
         if has_bias:
             for place in read_at:
                 low |= place
-        kept: Tensor | None = None
-        if mode.keeps:
-            kept = self.pool.windows.view(layer_id)
-            low |= kept.data_ptr()
-            if kept.dim() != 4:
-                low |= kept.stride(1) * (ALIGNMENT // VECTOR)
+        kept = self._kept_windows(layer_id) if mode.keeps else None
+        if kept is not None:
+            low |= kept.low
         vec = 1 if low % ALIGNMENT else VECTOR
-        extra = () if kept is None else mode.layer(self.pool.windows, kept, vec, self._time)
-        ys = tuple([torch.empty_like(x, memory_format=torch.contiguous_format) for x in xs])
+        ys = tuple([torch.empty_like(x) for x in xs])
 
         tile = shape.tile
         frozen, blocks = layer.frozen(self.launcher, tile.block, vec)
@@ -185,7 +213,7 @@ class Convolutions:
                 mode.kernel,
                 (xs, strides, weights, read, ys, int(has_bias))
                 + layer.arguments(tile.block, vec)[0]
-                + extra
+                + (() if kept is None else kept.arguments(mode, vec)[0])
                 + step.tensors,
                 (
                     self.spec.kernel_size, tile.block, tile.depth, self._time, vec, silu, residual,
@@ -206,11 +234,24 @@ class Convolutions:
             own: tuple[Any, ...] = (xs, strides, weights, read, ys)
         else:
             own = (x_at, strides, weight_at, read_at, tuple([y.data_ptr() for y in ys]))
-        if extra:
-            extra = launcher.freeze(extra)
-        launcher.launch(compiled, grid, (*own, int(has_bias), *frozen, *extra, *step.arguments))
+        arguments = (*own, int(has_bias), *frozen)
+        if kept is not None:
+            arguments += kept.arguments(mode, vec)[1]
+        launcher.launch(compiled, grid, arguments + step.arguments)
         self.settled = True
         return list(ys)
+
+    def _kept_windows(self, layer_id: int) -> _Kept:
+        """Return where verify keeps a layer's windows; looked up after the first time."""
+        windows = self.pool.windows
+        if self._kept_in is not windows.layers:
+            # Room for more rows was made elsewhere.
+            self._kept_in = windows.layers
+            self._kept.clear()
+        kept = self._kept.get(layer_id)
+        if kept is None:
+            kept = self._kept[layer_id] = _Kept(windows, layer_id, self.launcher, self._time)
+        return kept
 
     def _shape(self, step: _Step, layer: Layer, tile: Tile | None) -> _Shape:
         """Make the launches' shape for layers of this size, in a tile of one's own if given."""

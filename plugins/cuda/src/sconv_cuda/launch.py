@@ -240,11 +240,8 @@ class Launcher:
         # A launch goes to the current device: the tensors' device has to be that one.
         if torch.cuda.current_device() != self._index:
             with torch.cuda.device(self._index):
-                self._fire(compiled, grid, arguments)
-        else:
-            self._fire(compiled, grid, arguments)
-
-    def _fire(self, compiled: Compiled, grid: tuple[int, int, int], arguments: _Arguments) -> None:
+                self.launch(compiled, grid, arguments)
+            return
         compiled.run(
             *grid, self._stream(self._index), compiled.function, compiled.metadata,
             None, None, None, *arguments, *compiled.constants,
