@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -88,6 +90,33 @@ def test_taps_of_fewer_draft_tokens_are_packed() -> None:
     assert taps is not None
     assert tuple(taps.shape) == (2, 2, 4)
     assert taps.is_contiguous()
+
+
+def test_links_of_a_chain_get_taps_although_its_spec_has_no_trees() -> None:
+    """At the first such step; they stay where they are, also out of inference mode."""
+    backend = DenseBackend(
+        spec=replace(SPEC, draft_topk=1, window_layout="inputs"), device=CPU, pool=None
+    )
+    backend.init_graph_state(4, 16)
+    slots = torch.tensor([5, 2])
+    batch = ForwardBatch.target_verify(
+        None, slots, 3, slots=slots, parents=torch.tensor([[-1, 0, 1], [-1, 0, 1]])
+    )
+    backend.init_forward_metadata(batch)
+    assert backend.forward_metadata is not None
+    eager = backend.forward_metadata.tree_taps
+    assert eager is not None
+    addresses = set()
+    for inference in (True, False):
+        with torch.inference_mode(inference):
+            backend.init_forward_metadata_out_graph(batch, True)
+            backend.init_forward_metadata_in_graph(batch)
+        static = backend.forward_metadata.tree_taps
+        assert static is not None
+        assert_same_bits(static, eager, "tree_taps")
+        addresses.add(static.data_ptr())
+    assert len(addresses) == 1
+    assert eager.data_ptr() not in addresses
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(5, 5), (2, 17), (5, 17)])

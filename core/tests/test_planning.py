@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sconv
 from sconv import SpecError, StateSpec, Stream, cli
@@ -66,6 +67,40 @@ def test_the_pool_takes_what_was_planned_and_one_request_more_does_not_fit(
 def options_of(spec: StateSpec) -> dict[str, Any]:
     fields = StateSpec.__dataclass_fields__
     return {name: getattr(spec, name) for name in fields if fields[name].init}
+
+
+class Allocations(TorchDispatchMode):
+    """Bytes of the storages that ``torch.empty`` makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.empty.memory_format:
+            self.nbytes += made.untyped_storage().nbytes()
+        return made
+
+
+@pytest.mark.parametrize("kernel_size", [2, 8])
+@pytest.mark.parametrize(("drafts", "topk"), [(1, 1), (64, 1), (64, 2)])
+def test_captured_steps_take_the_step_bytes(kernel_size: int, drafts: int, topk: int) -> None:
+    spec = spec_of(kernel_size=kernel_size, max_draft_tokens=drafts, draft_topk=topk)
+    for each in sconv.plan(spec, memory="1MB").layouts:
+        backend = DenseBackend(spec=each.spec, device=CPU, pool=None)
+        with Allocations() as taken:
+            backend.init_graph_state(each.requests, each.requests * drafts)
+        assert taken.nbytes == each.requests * each.step_bytes + 16
+    # Only trees have taps, and those are most of it.
+    taps = 8 * drafts * kernel_size * (topk > 1)
+    assert each.step_bytes - taps == 55 + 8 * drafts + 32 * (kernel_size - 1)
+
+
+def test_no_plan_has_more_slots_than_can_be_named() -> None:
+    spec = spec_of(num_slots=11, max_requests=1, max_draft_tokens=1)
+    [each] = sconv.plan(spec, memory="9999TiB", layout="dense").layouts
+    assert (each.slots, each.requests) == (2**31 - 1, 2**31 - 11)
 
 
 def test_saved_bytes_become_slots() -> None:
@@ -186,7 +221,7 @@ def test_the_command_plans_what_the_function_does(capsys: pytest.CaptureFixture[
     for each in found["layouts"]:
         planned = plan[each.pop("layout")]
         assert each == {name: getattr(planned, name) for name in each}
-        assert len(each) == 6
+        assert len(each) == 7
     assert cli.main([*COMMAND, "--layout", "inputs", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["layouts"]) == 1
 

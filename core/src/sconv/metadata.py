@@ -144,13 +144,37 @@ class MetadataBuffers:
         self._num_accept_tokens: Tensor | None = None
         if only is None or only.forward_mode is ForwardMode.DRAFT_EXTEND:
             self._num_accept_tokens = empty(max_bs, dtype=torch.int32)
-        self._tree_taps: Tensor | None = None
-        if spec.max_draft_tokens > 1 and (only is None or only.is_tree):
-            width = spec.max_draft_tokens * spec.kernel_size
-            self._tree_taps = empty(max_bs, width, dtype=torch.int64)
+        self._max_draft_tokens = spec.max_draft_tokens
         if only is None:
             # Now: what is recorded must not allocate.
             _ = self.host_slots, self.host_tracks, self.starts
+            if spec.max_draft_tokens > 1 and spec.draft_topk > 1:
+                _ = self._tree_taps
+
+    @classmethod
+    def row_nbytes(cls, spec: StateSpec) -> int:
+        """Return the bytes of one row and its tokens, of buffers that any step may use.
+
+        With as many tokens per row as the spec has draft tokens, so that ``rows`` rows take
+        ``rows * row_nbytes(spec)`` bytes, and 16 more for the ends of the prefix sums.
+        """
+        # Per row: five of int64, three of int32, three of bool, and the window of a snapshot.
+        row = 5 * 8 + 3 * 4 + 3 + 8 * spec.window_size
+        if spec.max_draft_tokens > 1 and spec.draft_topk > 1:
+            row += 8 * spec.max_draft_tokens * spec.kernel_size
+        return row + 2 * 4 * spec.max_draft_tokens
+
+    @cached_property
+    def _tree_taps(self) -> Tensor:
+        """``[max_bs, dtn * K]`` int64, most of what there is, and only trees read it.
+
+        A spec of chains gets it with the first step that has parents or links all the same.
+        """
+        # A tensor made under inference mode could not be filled outside of it later.
+        with torch.inference_mode(False):
+            return self._empty(
+                self.max_bs, self._max_draft_tokens * self._kernel_size, dtype=torch.int64
+            )
 
     @cached_property
     def host_slots(self) -> Tensor:
@@ -197,7 +221,7 @@ class MetadataBuffers:
         if batch.forward_mode is ForwardMode.DRAFT_EXTEND and self._num_accept_tokens is not None:
             accepts = first(self._num_accept_tokens, rows)
         taps = None
-        if batch.is_tree and self._tree_taps is not None and batch.tokens_per_row is not None:
+        if batch.is_tree and batch.tokens_per_row is not None and self._max_draft_tokens > 1:
             width = batch.tokens_per_row * self._kernel_size
             taps = self._tree_taps.view(-1)[: rows * width]
             taps = taps.view(rows, batch.tokens_per_row, self._kernel_size)

@@ -140,6 +140,7 @@ def _json(found: Plan) -> dict[str, Any]:
                 "slots": each.slots,
                 "slot_bytes": each.slot_bytes,
                 "row_bytes": each.row_bytes,
+                "step_bytes": each.step_bytes,
                 "state_bytes": each.state_bytes,
                 "window_bytes": each.window_bytes,
             }

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from .errors import SpecError
-from .spec import StateSpec, WindowLayout, check_is_spec
+from .metadata import MetadataBuffers
+from .spec import MOST_SLOTS, StateSpec, WindowLayout, check_is_spec
 from .windows import LAYOUTS, VerifyWindows, choose_layout
 
 __all__ = ["LayoutPlan", "Plan", "parse_bytes", "plan"]
@@ -34,11 +35,14 @@ class LayoutPlan:
         spec: The spec to load a backend with: as many request rows and slots as fit.
         slot_bytes: One slot, all layers.
         row_bytes: The verify windows of one batch row, all layers.
+        step_bytes: The metadata of one row that ``init_graph_state`` allocates for captured steps.
+            Not part of the plan: an engine without graphs has none.
     """
 
     spec: StateSpec
     slot_bytes: int
     row_bytes: int
+    step_bytes: int
 
     @property
     def layout(self) -> str:
@@ -105,8 +109,9 @@ def plan(spec: StateSpec, *, memory: int | str, layout: WindowLayout | None = No
 
     Every request gets a slot and a row of verify windows. Slots that the spec has beyond one per
     request (``num_slots - max_requests``, for snapshots) are kept as they are; apart from that its
-    ``num_slots`` and ``max_requests`` do not matter. Not counted: the step metadata (some 100 bytes
-    per row), and padded rows of a graph bucket beyond the requests. Needs no device.
+    ``num_slots`` and ``max_requests`` do not matter. Not counted: the metadata of captured steps
+    (``step_bytes`` of a layout for each row), and padded rows of a graph bucket beyond the
+    requests. Needs no device.
 
     Args:
         spec: The model's state.
@@ -135,7 +140,7 @@ def _plan_layout(spec: StateSpec, kind: type[VerifyWindows], memory: int) -> Lay
     row = kind.row_nbytes(spec)
     snapshots = max(spec.num_slots - spec.max_requests, 0)
     fixed = (snapshots + 1) * slot
-    requests = (memory - fixed) // (slot + row)
+    requests = min((memory - fixed) // (slot + row), MOST_SLOTS - snapshots)
     if requests < 1:
         raise SpecError(
             f"{memory} bytes hold no request with window_layout={kind.layout!r}: one takes "
@@ -144,7 +149,12 @@ def _plan_layout(spec: StateSpec, kind: type[VerifyWindows], memory: int) -> Lay
     sized = replace(
         spec, num_slots=requests + snapshots, max_requests=requests, window_layout=kind.layout
     )
-    return LayoutPlan(spec=sized, slot_bytes=slot, row_bytes=row)
+    return LayoutPlan(spec=sized, slot_bytes=slot, row_bytes=row, step_bytes=_step_nbytes(spec))
+
+
+def _step_nbytes(spec: StateSpec) -> int:
+    """Bytes per row of static metadata: the buffers, and the three indexes of ``DenseBackend``."""
+    return MetadataBuffers.row_nbytes(spec) + 3 * 8 * spec.window_size
 
 
 def parse_bytes(text: str) -> int:

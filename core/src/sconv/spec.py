@@ -15,6 +15,7 @@ from .wording import kind_of
 
 __all__ = [
     "KERNEL_SIZES",
+    "MOST_SLOTS",
     "StateSpec",
     "Stream",
     "StreamSlice",
@@ -28,6 +29,12 @@ WindowLayout: TypeAlias = Literal["auto", "dense", "dedup", "inputs"]
 
 #: Smallest and largest kernel width of the contract.
 KERNEL_SIZES: Final = (2, 8)
+
+#: Most slots, and most request rows: what an int32 can name.
+MOST_SLOTS: Final = torch.iinfo(torch.int32).max
+
+#: Most bytes of one tensor: sizes in torch are int64.
+_MOST_BYTES: Final = torch.iinfo(torch.int64).max
 
 _DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -67,8 +74,9 @@ class StateSpec:
         streams: The streams of a layer, in the order in which they lie side by side. One sequence
             for all layers, or one sequence per layer where their widths differ.
         kernel_size: Width K of every convolution, 2 to 8.
-        num_slots: Usable slots, numbered 1 to ``num_slots``; row 0 of the pool is the dummy.
-        max_requests: Most request rows, and most rows of an eager batch.
+        num_slots: Usable slots, numbered 1 to ``num_slots``, at most 2**31 - 1; row 0 of the pool
+            is the dummy.
+        max_requests: Most request rows, and most rows of an eager batch; at most 2**31 - 1.
         dtype: Dtype of the state: bfloat16, float16 or float32.
         window_axis: ``"time"`` keeps a window as ``[K-1, D]`` (Inkling, KDA), ``"channel"`` as
             ``[D, K-1]`` (LFM2, GDN, Mamba2).
@@ -110,6 +118,12 @@ class StateSpec:
             "chunk_size",
         ):
             _check_int(name, getattr(self, name), least=1)
+        for name in ("num_slots", "max_requests"):
+            if getattr(self, name) > MOST_SLOTS:
+                raise SpecError(
+                    f"{name}={getattr(self, name)}: expected at most {MOST_SLOTS}, since slots and "
+                    "rows are int32"
+                )
         if self.track_interval is not None:
             _check_int("track_interval", self.track_interval, least=1)
             if self.track_interval < self.max_draft_tokens:
@@ -139,6 +153,25 @@ class StateSpec:
         object.__setattr__(self, "streams", layers[0] if uniform else layers)
         object.__setattr__(self, "_layers", layers)
         object.__setattr__(self, "_slices", tuple(map(_slices, layers)))
+        self._check_bytes()
+
+    def _check_bytes(self) -> None:
+        """Refuse a state that no tensor can hold, before anything is built for it."""
+        channels = sum(stream.dim for layer in self._layers for stream in layer)
+        slot = channels * self.window_size * self.dtype.itemsize
+        rows = self.num_slots + 1
+        if slot * rows > _MOST_BYTES:
+            raise SpecError(
+                f"num_slots={self.num_slots} takes {slot * rows} bytes of state, {slot} per slot: "
+                f"a tensor has at most {_MOST_BYTES}. Ask `sconv plan` how many slots fit"
+            )
+        row = channels * self.window_size * self.max_draft_tokens * self.dtype.itemsize
+        if row * self.max_requests > _MOST_BYTES:
+            raise SpecError(
+                f"max_requests={self.max_requests} with max_draft_tokens={self.max_draft_tokens} "
+                f"takes up to {row * self.max_requests} bytes of verify windows: a tensor has at "
+                f"most {_MOST_BYTES}. Ask `sconv plan` how many requests fit"
+            )
 
     @property
     def window_size(self) -> int:
@@ -259,8 +292,10 @@ def _checked_streams(streams: Sequence[object], where: str) -> tuple[Stream, ...
     for stream in streams:
         if not isinstance(stream, Stream):
             raise SpecError(f"{where} holds {stream!r}: expected sconv.Stream(name, dim)")
-        if not isinstance(stream.name, str):
-            raise SpecError(f"{where} holds a stream named {stream.name!r}: expected a string")
+        if not isinstance(stream.name, str) or not stream.name:
+            raise SpecError(
+                f"{where} holds a stream named {stream.name!r}: expected a string that is not empty"
+            )
         _check_int(f"dim of stream {stream.name!r}", stream.dim, least=1)
         checked.append(stream)
     names = [stream.name for stream in checked]
