@@ -61,6 +61,14 @@ def test_the_oldest_free_slot_goes_first() -> None:
     assert slots.take(3) == [3, 2, 1]
 
 
+def test_a_large_allocator_costs_what_is_in_use() -> None:
+    slots = SlotAllocator(2**31 - 1)
+    assert slots.take(3) == [1, 2, 3]
+    slots.give_back([2])
+    assert (slots.live(), slots.num_free) == ([1, 3], 2**31 - 3)
+    assert slots.take(1) == [4]
+
+
 def test_an_exhausted_pool_says_how_many_are_left_and_takes_none() -> None:
     slots = SlotAllocator(3)
     slots.take(2)

@@ -87,6 +87,17 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"chunk_size": 0}, "chunk_size=0: expected at least 1"),
     ({"track_interval": 0}, "track_interval=0: expected at least 1"),
     ({"num_slots": 2.0}, "num_slots=2.0: expected an int"),
+    ({"num_slots": 10**18}, r"num_slots=1000000000000000000: expected at most 2147483647, since"),
+    ({"num_slots": 2**31}, "num_slots=2147483648: expected at most 2147483647"),
+    ({"max_requests": 10**13}, "max_requests=10000000000000: expected at most 2147483647"),
+    (
+        {"num_slots": 2**31 - 1, "streams": [Stream("k", 2**31)]},
+        r"num_slots=2147483647 takes \d+ bytes of state, \d+ per slot: a tensor has at most",
+    ),
+    (
+        {"max_requests": 2**31 - 1, "max_draft_tokens": 2**31},
+        r"max_requests=2147483647 with max_draft_tokens=2147483648 takes up to \d+ bytes of verify",
+    ),
     ({"num_slots": True}, "num_slots=True: expected an int"),
     ({"kernel_size": "4"}, "kernel_size='4': expected an int"),
     ({"kernel_size": 1}, "kernel_size=1: expected at least 2"),
@@ -100,6 +111,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"streams": [[Stream("k", 1)]]}, "streams has 1 lists for num_layers=2"),
     ({"streams": [Stream("k", 1), [Stream("v", 1)]]}, "streams mixes"),
     ({"streams": [Stream("k", 1), Stream("k", 2)]}, r"streams names a stream twice: \['k', 'k'\]"),
+    (
+        {"streams": [Stream("", 1)]},
+        "streams holds a stream named '': expected a string that is not",
+    ),
     ({"streams": [Stream("k", 0)]}, "dim of stream 'k'=0: expected at least 1"),
     ({"streams": [[Stream("k", 1)], ["v"]]}, r"streams\[1\] holds 'v': expected sconv.Stream"),
 ]

@@ -18,25 +18,27 @@ class SlotAllocator:
     into a visibly old value instead of another request's fresh one.
     """
 
-    __slots__ = ("_free", "_in_use", "num_slots")
+    __slots__ = ("_freed", "_in_use", "_unused", "num_slots")
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
-        self._free = deque(range(1, num_slots + 1))
-        self._in_use = [False] * (num_slots + 1)
+        # Slots that were never handed out come before those that were freed: a number is enough.
+        self._unused = 1
+        self._freed: deque[int] = deque()
+        self._in_use: set[int] = set()
 
     @property
     def num_free(self) -> int:
         """Slots that can still be handed out."""
-        return len(self._free)
+        return self.num_slots - len(self._in_use)
 
     def in_use(self, slot: int) -> bool:
         """Whether a slot is handed out at the moment; False for ids that never are."""
-        return 0 < slot <= self.num_slots and self._in_use[slot]
+        return slot in self._in_use
 
     def live(self) -> list[int]:
         """Return the slots in use, in ascending order."""
-        return [slot for slot, used in enumerate(self._in_use) if used]
+        return sorted(self._in_use)
 
     def take(self, count: int) -> list[int]:
         """Hand out ``count`` slots.
@@ -47,15 +49,17 @@ class SlotAllocator:
         """
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise SlotError(f"alloc({count!r}): expected the number of slots, 0 or more")
-        if count > len(self._free):
+        if count > self.num_free:
             raise PoolExhaustedError(
-                f"alloc({count}): {len(self._free)} of {self.num_slots} slots are free. Free "
+                f"alloc({count}): {self.num_free} of {self.num_slots} slots are free. Free "
                 "finished requests and snapshots that nobody needs, or build the backend with more "
                 "num_slots"
             )
-        slots = [self._free.popleft() for _ in range(count)]
-        for slot in slots:
-            self._in_use[slot] = True
+        first = self._unused
+        self._unused = min(first + count, self.num_slots + 1)
+        slots = list(range(first, self._unused))
+        slots += [self._freed.popleft() for _ in range(count - len(slots))]
+        self._in_use.update(slots)
         return slots
 
     def give_back(self, slots: Sequence[int]) -> None:
@@ -66,9 +70,8 @@ class SlotAllocator:
                 out.
         """
         self.check_in_use("free", slots)
-        for slot in slots:
-            self._in_use[slot] = False
-            self._free.append(slot)
+        self._in_use.difference_update(slots)
+        self._freed.extend(slots)
 
     def check_in_use(self, what: str, slots: Sequence[int]) -> None:
         """Raise :class:`SlotError` unless all slots are in use and named once."""
@@ -76,7 +79,7 @@ class SlotAllocator:
             if not 0 < slot <= self.num_slots:
                 hint = " (slot 0 is the dummy, -1 means no slot)" if slot in (0, -1) else ""
                 raise SlotError(f"{what}: slot {slot} is outside 1..{self.num_slots}{hint}")
-            if not self._in_use[slot]:
+            if slot not in self._in_use:
                 raise SlotError(
                     f"{what}: slot {slot} is not in use; it was freed or never handed out"
                 )
