@@ -72,6 +72,12 @@ def test_snapshots_are_said_to_be_wanted() -> None:
     assert ForwardBatch.draft_extend(rows, rows, 2, rows, mamba_track_indices=rows).tracks
 
 
+@pytest.mark.parametrize("mode", ["decode", None, 1])
+def test_a_mode_is_a_mode(mode: object) -> None:
+    with pytest.raises(BatchError, match=f"forward_mode is {mode!r}: expected a sconv.ForwardMode"):
+        ForwardBatch(mode, 1, 1, 1, slots=ids(1))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("tokens", [0, -1, True, 2.0, None, "2"])
 @pytest.mark.parametrize("make", [ForwardBatch.target_verify, ForwardBatch.draft_extend])
 def test_draft_tokens_are_a_positive_int(make: object, tokens: object) -> None:

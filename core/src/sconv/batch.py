@@ -90,6 +90,13 @@ class ForwardBatch:
     mamba_track_indices: Tensor | None = None
     mamba_track_seqlens: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        if type(self.forward_mode) is not ForwardMode:
+            raise BatchError(
+                f"forward_mode is {self.forward_mode!r}: expected a sconv.ForwardMode. Make a "
+                "batch with one of the constructors of its mode, such as ForwardBatch.decode"
+            )
+
     @classmethod
     def decode(
         cls,
