@@ -97,7 +97,10 @@ def run_behaviour(
         module.write_text(_MODULE.format(name=name), encoding="utf-8")
         options = ["-p", "no:cacheprovider", "-p", "no:terminal", "-W", "ignore"]
         options += ["--rootdir", folder, "-c", "/dev/null", "--import-mode=importlib"]
-        code = pytest.main([*options, str(module)], plugins=[collector])
+        with pytest.MonkeyPatch.context() as environment:
+            # Options for the tests of whoever calls, such as to run them in several processes.
+            environment.delenv("PYTEST_ADDOPTS", raising=False)
+            code = pytest.main([*options, str(module)], plugins=[collector])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise TargetError(f"the suite did not run: pytest ended with {code!r}")
     findings, not_asked = collector.results()
