@@ -57,7 +57,9 @@ class CpuBackend(DenseBackend):
         # Host memory: looking costs no sync, and most steps have no row without a slot.
         if meta.batch_size == 0:
             return meta.num_tokens > 0
-        return bool(meta.cache_indices.amin() < 0) or int(meta.cu[-1]) < meta.num_tokens
+        if bool(meta.cache_indices.amin() < 0):
+            return True
+        return meta.forward_mode.is_ragged and int(meta.cu[-1]) < meta.num_tokens
 
     def _takes_onednn(self, x: Tensor, taps: Taps) -> bool:
         return (
