@@ -242,6 +242,29 @@ class LetsRowsShareASlot(DenseBackend):
             return super()._plan(batch)
 
 
+def on_weights(change: Callable[[torch.Tensor], torch.Tensor]) -> type:
+    class Changes(DenseBackend):
+        @hookimpl
+        def short_conv(
+            self, x, weight, layer_id, stream, forward_batch, bias, activation, residual
+        ):
+            return super().short_conv(
+                x, change(weight), layer_id, stream, forward_batch, bias, activation, residual
+            )
+
+    return Changes
+
+
+def takes_strides_for_granted(weight: torch.Tensor) -> torch.Tensor:
+    if weight.dim() == 3:
+        return weight
+    return weight.as_strided(weight.shape, (weight.shape[1], 1))
+
+
+def flips_if_3d(weight: torch.Tensor) -> torch.Tensor:
+    return weight.flip(2) if weight.dim() == 3 else weight
+
+
 class AsksTheDevice(DenseBackend):
     def _fill(self, meta, batch, buffers):
         super()._fill(meta, batch, buffers)
@@ -275,6 +298,53 @@ class BakesSlotsIn(DenseBackend):
     def _fill(self, meta, batch, buffers):
         rows, slots = getattr(self, "seen", (batch.req_pool_indices, batch.slots))
         super()._fill(meta, replace(batch, req_pool_indices=rows, slots=slots), buffers)
+
+
+class KeepsAStaticCopy(DenseBackend):
+    """What a graph reads is written by the host into the newest capture's copy alone."""
+
+    seen = None
+
+    @hookimpl
+    def init_forward_metadata_out_graph(self, forward_batch, in_capture):
+        super().init_forward_metadata_out_graph(forward_batch, in_capture)
+        rows = forward_batch.req_pool_indices
+        if rows is None:
+            return
+        if in_capture:
+            self.seen = torch.zeros(self._buffers.max_bs, dtype=rows.dtype)
+        self.seen[: len(rows)] = rows
+
+    def _fill(self, meta, batch, buffers):
+        rows = batch.req_pool_indices
+        if rows is not None and self.seen is not None:
+            batch = replace(batch, req_pool_indices=self.seen[: len(rows)])
+        super()._fill(meta, batch, buffers)
+
+
+class CommitsInInt64Alone(DenseBackend):
+    @hookimpl
+    def update_mamba_state_after_mtp_verify(
+        self, last_correct_step_indices, mamba_track_indices, mamba_steps_to_track, req_pool_indices
+    ):
+        steps = [last_correct_step_indices, mamba_steps_to_track]
+        assert all(one is None or one.dtype is torch.int64 for one in steps)
+        super().update_mamba_state_after_mtp_verify(
+            last_correct_step_indices, mamba_track_indices, mamba_steps_to_track, req_pool_indices
+        )
+
+
+def stops_at(mode: ForwardMode, dim: int, tokens: int) -> type:
+    """Return a backend that leaves out what is beyond a channel or a token."""
+
+    class Small(Fault):
+        def after(self, y, x, layer_id, stream):
+            if self.mode is mode:
+                y[tokens:] = 0
+                y[:, dim:] = 0
+            return y
+
+    return Small
 
 
 class KeepsScratch(DenseBackend):
@@ -316,6 +386,7 @@ FAULTS = {
     "SCV430": SnapshotsTheEnd,
     "SCV431": WarmsUpOnLiveState,
     "SCV432": LetsRowsShareASlot,
+    "SCV433": on_weights(flips_if_3d),
     "SCV441": AsksTheDevice,
     "SCV442": AllocatesEachStep,
     "SCV443": BakesSlotsIn,
@@ -324,12 +395,26 @@ FAULTS = {
 }
 
 
-def _tests_of(rule: str) -> Iterator[Callable[[Subject], None]]:
-    """Return the tests of a rule as calls, one for each set of parameters."""
+#: Faults that one test of the suite alone can see.
+MORE = {
+    "test_a_decode_of_many_rows_and_channels": [
+        stops_at(ForwardMode.DECODE, 1500, 100),
+        stops_at(ForwardMode.DECODE, 4000, 20),
+    ],
+    "test_an_extend_of_many_rows_and_a_long_one": [stops_at(ForwardMode.EXTEND, 4000, 128)],
+    "test_a_verify_of_many_rows_and_channels": [stops_at(ForwardMode.TARGET_VERIFY, 4000, 50)],
+    "test_weights_and_biases_of_any_form": [on_weights(takes_strides_for_granted)],
+    "test_a_commit_counts_in_either_int": [CommitsInInt64Alone],
+    "test_graphs_of_one_backend_live_side_by_side": [KeepsAStaticCopy],
+}
+
+
+def _tests_of(chosen: str) -> Iterator[Callable[[Subject], None]]:
+    """Return the tests of a rule, or one test, as calls: one for each set of parameters."""
     suite = BackendContract()
-    for _, test in inspect.getmembers(suite, inspect.ismethod):
+    for name, test in inspect.getmembers(suite, inspect.ismethod):
         marks = getattr(test, "pytestmark", [])
-        if rule_of(test) != rule:
+        if chosen not in (name, rule_of(test)):
             continue
         axes = [
             [dict(zip(names, _tuple(value), strict=True)) for value in mark.args[1]]
@@ -337,8 +422,8 @@ def _tests_of(rule: str) -> Iterator[Callable[[Subject], None]]:
             if mark.name == "parametrize"
             for names in [_names(mark.args[0])]
         ]
-        for chosen in itertools.product(*axes):
-            given = {key: value for part in chosen for key, value in part.items()}
+        for values in itertools.product(*axes):
+            given = {key: value for part in values for key, value in part.items()}
             yield lambda subject, test=test, given=given: test(subject=subject, **given)
 
 
@@ -350,10 +435,10 @@ def _tuple(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def _failures(rule: str, subject: Subject) -> list[BaseException]:
-    """Run the tests of a rule; return what those that failed raised."""
+def _failures(chosen: str, subject: Subject) -> list[BaseException]:
+    """Run the tests of a rule, or one test; return what those that failed raised."""
     failures = []
-    for test in _tests_of(rule):
+    for test in _tests_of(chosen):
         try:
             with PoisonedMemory():
                 test(subject)
@@ -383,6 +468,15 @@ def test_a_fault_breaks_its_rule(rule):
     for failure in failures:
         assert isinstance(failure, says), repr(failure)
         assert not isinstance(failure, HostSyncError), repr(failure)
+
+
+@pytest.mark.parametrize(
+    ("test", "fault"), [(test, fault) for test, faults in MORE.items() for fault in faults]
+)
+def test_a_fault_fails_the_test_that_looks_for_it(test, fault):
+    failures = _failures(test, Subject.of(builder(fault)))
+    assert failures
+    assert all(isinstance(failure, AssertionError) for failure in failures)
 
 
 def test_every_rule_has_tests_and_a_fault():

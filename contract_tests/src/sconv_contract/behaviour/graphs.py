@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from sconv import ForwardBatch, ForwardMode, GraphBufferError
 from sconv.testing.captures import (
     KINDS,
     ROWS,
+    TOKENS,
     captured_spec,
     captured_step,
     load_into,
@@ -29,6 +31,7 @@ from sconv.testing.captures import (
     tensors_of,
 )
 from sconv.testing.harness import Harness
+from sconv.testing.steps import Step, rows_of
 
 from .capturing import capture, has_graphs
 from .rules import keeps
@@ -78,6 +81,14 @@ class _Births(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
+
+
+def _bucket(kind: str, rows: int, seed: int) -> Step:
+    """Return a captured step's first rows, with as many packed tokens whatever the seed."""
+    step = rows_of(captured_step(kind, seed), range(rows))
+    if kind in ("extend", "mixed"):
+        step = replace(step, tail=TOKENS - sum(step.lengths))
+    return step
 
 
 class Graphs:
@@ -157,6 +168,41 @@ class Graphs:
             backend.init_forward_metadata_out_graph(batch)
             replay()
             harness.check(other, inputs, before, outputs)
+
+    @keeps("SCV443")
+    def test_graphs_of_one_backend_live_side_by_side(self, subject: Subject) -> None:
+        """All are captured, extends before decodes, and then all are replayed, in two orders."""
+        subject.needs("graph_capture")
+        harness = sized_harness(subject.build(subject.fit(captured_spec())))
+        backend = harness.backend
+        buckets = [("extend", 5), ("extend", 3), ("mixed", 5), ("draft_extend", 4)]
+        buckets += [("chain", 5)] if subject.can.rollback else []
+        buckets += [("decode", 5), ("decode", 2)]
+        graphs = []
+        for kind, rows in buckets:
+            first = _bucket(kind, rows, 0)
+            batch, inputs = harness.batch(first), harness.inputs(first.num_tokens)
+            backend.init_forward_metadata_out_graph(batch, in_capture=True)
+
+            def step(
+                batch: ForwardBatch = batch, inputs: dict[tuple[int, str], Tensor] = inputs
+            ) -> dict[tuple[int, str], Tensor]:
+                backend.init_forward_metadata_in_graph(batch)
+                return harness.convolve(batch, inputs)
+
+            replay, outputs = capture(backend.device, step)
+            graphs.append((kind, rows, batch, inputs, replay, outputs))
+        for seed, order in ((1, graphs), (2, graphs[::-1])):
+            for kind, rows, batch, inputs, replay, outputs in order:
+                other = _bucket(kind, rows, seed)
+                refill(harness)
+                load_into(batch, harness.batch(other))
+                for key, value in harness.inputs(other.num_tokens).items():
+                    inputs[key].copy_(value)
+                before = harness.state()
+                backend.init_forward_metadata_out_graph(batch)
+                replay()
+                harness.check(other, inputs, before, outputs)
 
     @keeps("SCV444")
     @every_kind

@@ -18,6 +18,7 @@ from sconv.testing.steps import Step
 from sconv.testing.strategies import adopted_pools
 
 from .rules import keeps
+from .sizes import Sizes
 from .subject import Subject
 
 __all__ = ["Modes", "examples"]
@@ -37,7 +38,7 @@ examples = settings(
 )
 
 
-class Modes:
+class Modes(Sizes):
     """Tests of :class:`sconv_contract.BackendContract`."""
 
     def _step(self, subject: Subject, data: st.DataObject, mode: ForwardMode) -> None:

@@ -167,6 +167,12 @@ BEHAVIOUR: Final = _table(
         "Let BackendBase plan the step, or call sconv.checks.check_batch first.",
     ),
     (
+        "SCV433",
+        "weights",
+        "Weights may be [D, K] or [D, 1, K], and weights and biases may have any strides.",
+        "Pass the strides on to the kernel, or copy a weight once that it cannot read.",
+    ),
+    (
         "SCV441",
         "no host sync",
         "The in-graph hooks hand no device value to the host, in any mode.",
@@ -181,8 +187,10 @@ BEHAVIOUR: Final = _table(
     (
         "SCV443",
         "replay",
-        "A recorded step, replayed with other rows, lengths and values, equals the oracle.",
-        "A captured shape must not decide by values, and no Python runs in a replay.",
+        "A recorded step, replayed with other rows, lengths and values, equals the oracle, whatever"
+        " else is captured on the backend.",
+        "A captured shape must not decide by values, no Python runs in a replay, and what a graph"
+        " has seen is never allocated anew.",
     ),
     (
         "SCV444",

@@ -139,6 +139,24 @@ class Rulings:
         backend.update_mamba_state_after_mtp_verify(ints(backend, last), req_pool_indices=rows)
         assert read_window(backend.pool, 3) == window
 
+    @keeps("SCV406")
+    @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=["int32", "int64"])
+    def test_a_commit_counts_in_either_int(self, subject: Subject, dtype: torch.dtype) -> None:
+        backend = subject.digits(max_draft_tokens=3)
+        fill_pool(backend.pool, {3: [1, 2, 3], 5: [4, 5, 6]}, {2: 3, 4: 5})
+        rows = ints(backend, 2, 4)
+        batch = ForwardBatch.target_verify(rows, ints(backend, 3, 3), 3)
+        run_digits(backend, batch, [4, 5, 6, 7, 8, 9])
+        backend.update_mamba_state_after_mtp_verify(
+            ints(backend, 1, 2).to(dtype),
+            ints(backend, 7, 8),
+            ints(backend, 0, -1).to(dtype),
+            req_pool_indices=rows,
+        )
+        found = [read_window(backend.pool, slot) for slot in (3, 5, 7)]
+        assert found == [[3, 4, 5], [7, 8, 9], [2, 3, 4]]
+        assert torch.isnan(backend.pool.conv(0, "a")[8]).all()
+
     @keeps("SCV425")
     def test_the_commit_looks_slots_up_when_it_is_called(self, subject: Subject) -> None:
         """Between verify and commit another batch runs, and one request leaves."""
