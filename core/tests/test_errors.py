@@ -21,6 +21,7 @@ BUILT_IN = {
     "PoolError": RuntimeError,
     "PoolExhaustedError": RuntimeError,
     "GraphBufferError": RuntimeError,
+    "TorchUnavailableError": ImportError,
 }
 
 

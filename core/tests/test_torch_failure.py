@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import sconv.torch_failure
 from sconv.torch_failure import torch_failure
 
 #: What torch 2.13 does with an extension that cannot be loaded, once and from then on.
@@ -34,6 +35,12 @@ AGAIN = (
     "PyTorch failed to start earlier, and torch cannot be imported again in this process: restart "
     "Python"
 )
+SUSPECT = (
+    "PyTorch failed to start earlier, most likely because the installed torch_npu 2.13.0 failed to "
+    "load; the first error says why: start Python with TORCH_DEVICE_BACKEND_AUTOLOAD=0, or load "
+    "CANN's set_env.sh, or uninstall torch_npu. Then restart Python: torch cannot be imported "
+    "again in this process"
+)
 
 
 @pytest.fixture
@@ -49,11 +56,53 @@ def test_a_name_that_needs_torch_says_why_there_is_none(broken):
         "for _ in range(2):\n"
         "    try:\n"
         "        sconv.load_backend\n"
-        "    except ImportError as error:\n"
+        "    except sconv.TorchUnavailableError as error:\n"
         "        print(error.name, error, type(error.__cause__).__name__)\n"
     )
     done = broken.python("-c", code)
-    assert done.stdout == f"torch {LINE} RuntimeError\ntorch {AGAIN} RuntimeError\n"
+    assert done.stdout == f"torch {LINE} RuntimeError\n" * 2
+
+
+def test_a_failure_that_the_caller_met_first(broken):
+    code = (
+        "import sconv\n"
+        "try:\n"
+        "    import torch\n"
+        "except RuntimeError:\n"
+        "    pass\n"
+        "try:\n"
+        "    sconv.StateSpec\n"
+        "except sconv.SconvError as error:\n"
+        "    print(error)\n"
+    )
+    assert broken.python("-c", code).stdout == f"{AGAIN}\n"
+    folder = broken.root / "torch_npu-2.13.0.dist-info"
+    folder.joinpath("entry_points.txt").write_text(
+        "[torch.backends]\ntorch_npu = torch_npu:_autoload\n"
+    )
+    assert broken.python("-c", code).stdout == f"{SUSPECT}\n"
+
+
+@pytest.mark.parametrize(("backend", "variable"), [("ascend", ""), (None, " ascend ")])
+def test_what_the_backend_asked_for_needs_is_named_first(backend, variable, monkeypatch):
+    monkeypatch.setenv("SCONV_BACKEND", variable)
+    monkeypatch.setattr(sconv.torch_failure, "_seen", {})
+    error = RuntimeError("Failed to load the backend extension: torch_npu. You can disable")
+    text = torch_failure(error, backend=backend)
+    assert text is not None
+    assert (
+        "before sconv runs: load CANN's set_env.sh, which the backend 'ascend' needs; for another "
+        "backend, start Python with TORCH_DEVICE_BACKEND_AUTOLOAD=0, or uninstall torch_npu. Then"
+    ) in text
+    other = torch_failure(error, backend="cpu")
+    assert other is not None
+    assert "before sconv runs: start Python with TORCH_DEVICE_BACKEND_AUTOLOAD=0, or load" in other
+
+
+def test_a_command_that_takes_a_name_of_sconv_ends_in_one_line(broken):
+    broken.distribution("sconv-other", commands={"other": "other:main"})
+    broken.module("other", "import sconv\ndef main(argv):\n    sconv.StateSpec\n")
+    assert broken.python("-m", "sconv", "other", code=2).stderr == f"sconv: {LINE}\n"
 
 
 def test_a_command_ends_in_one_line(broken):
@@ -83,7 +132,9 @@ def test_another_runtime_error_is_not_taken_for_it(alone):
     assert "RuntimeError: mine" in done.stderr
 
 
-def test_an_extension_without_metadata_and_without_a_cause():
+def test_an_extension_without_metadata_and_without_a_cause(monkeypatch):
+    monkeypatch.setattr(sconv.torch_failure, "_seen", {})
+    monkeypatch.delenv("SCONV_BACKEND", raising=False)
     error = RuntimeError("Failed to load the backend extension: torch_ext. You can disable")
     text = torch_failure(error)
     assert text is not None

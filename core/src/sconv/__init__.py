@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         SconvError,
         SlotError,
         SpecError,
+        TorchUnavailableError,
     )
     from .hookspecs import CONTRACT_VERSION, hookimpl
     from .loading import load_backend
@@ -68,6 +69,7 @@ __all__ = [
     "SpecError",
     "StateSpec",
     "Stream",
+    "TorchUnavailableError",
     "Unavailable",
     "__version__",
     "backends",
@@ -96,6 +98,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "SconvError",
         "SlotError",
         "SpecError",
+        "TorchUnavailableError",
     ),
     "hookspecs": ("CONTRACT_VERSION", "hookimpl"),
     "loading": ("load_backend",),
@@ -134,15 +137,18 @@ def _import(module: str, *, wanted: str) -> Any:
     except ModuleNotFoundError as exc:
         if exc.name is None or exc.name.partition(".")[0] != "torch":
             raise
-        raise ImportError(
+        from .errors import TorchUnavailableError
+
+        raise TorchUnavailableError(
             f"sconv.{wanted} needs torch, which arrives with a plugin: "
             "pip install sconv-plugin-cpu (or sconv-plugin-cuda)",
             name="torch",
         ) from exc
     except RuntimeError as exc:
+        from .errors import TorchUnavailableError
         from .torch_failure import torch_failure
 
         reason = torch_failure(exc)
         if reason is None:
             raise
-        raise ImportError(reason, name="torch") from exc
+        raise TorchUnavailableError(reason, name="torch") from exc

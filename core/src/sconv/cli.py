@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 
 from .claims import OWNERS
 from .discovery import ENVIRONMENT, backends, choose
-from .errors import PluginError, SconvError
+from .errors import PluginError, SconvError, TorchUnavailableError
 from .installed import Entry, damaged_metadata, entries, import_attribute
 from .output import discard_output, flush_output, prepare_output
 from .plugin import Available, BackendInfo, Broken, Unavailable
@@ -65,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as exc:
         discard_output()
         return _fail(one_line_error(exc))
+    except TorchUnavailableError as exc:
+        return _fail(str(exc), code=2)
     except SconvError as exc:
         return _fail(str(exc))
     except RuntimeError as exc:

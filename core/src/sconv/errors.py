@@ -19,6 +19,7 @@ __all__ = [
     "SconvError",
     "SlotError",
     "SpecError",
+    "TorchUnavailableError",
 ]
 
 
@@ -44,6 +45,14 @@ class ContractError(PluginError, TypeError):
 
 class SpecError(SconvError, ValueError):
     """A :class:`~sconv.StateSpec` that no pool or no backend can satisfy."""
+
+
+class TorchUnavailableError(SconvError, ImportError):
+    """A name needs torch, which is not installed or failed to start; the message says what to do.
+
+    Attributes:
+        name: ``"torch"``.
+    """
 
 
 class BatchError(SconvError, ValueError):

@@ -95,7 +95,7 @@ def _main(distribution: str, name: str) -> None:
     except SconvError as exc:
         trial = Trial(None, one_line(str(exc)))
     except Exception as exc:
-        trial = Trial(None, torch_failure(exc) or one_line_error(exc))
+        trial = Trial(None, torch_failure(exc, backend=name) or one_line_error(exc))
     sys.stdout.write(f"\n{json.dumps(asdict(trial))}\n")
 
 
