@@ -14,6 +14,7 @@ import torch
 import transformers
 from transformers import ByT5Tokenizer
 
+import sconv.discovery
 import sconv_transformers.generate as command
 from sconv_transformers.fused import SiteHook
 from sconv_transformers.report import Difference
@@ -281,9 +282,57 @@ def test_a_device_that_is_not_there(capsys, folder):
     assert "--device cuda:77" in text
 
 
-def test_a_device_that_no_backend_serves(capsys, folder):
-    text = _refused(capsys, "--model", folder(), "--prompt", "a", "--device", "meta")
-    assert "meta" in text
+@pytest.mark.parametrize(
+    ("device", "says"),
+    [
+        ("meta", "--device meta: no installed backend serves 'meta' devices"),
+        ("nonsense:1", "--device nonsense:1: no installed backend serves 'nonsense' devices"),
+        ("cpu:x", "--device cpu:x: expected a device that torch knows, such as cpu or cpu:0"),
+    ],
+)
+def test_a_device_that_no_backend_serves(capsys, device, says):
+    assert says in _refused(capsys, "--prompt", "a", "--device", device)
+
+
+def test_a_device_of_another_backend(capsys):
+    text = _refused(capsys, "--prompt", "a", "--backend", "cpu", "--device", "npu")
+    assert "--device npu: backend 'cpu' of sconv-plugin-cpu" in text
+    assert text.endswith("serves 'cpu' devices\n")
+
+
+@pytest.mark.parametrize("device", [None, "acme"])
+def test_a_plugin_whose_device_torch_does_not_know(capsys, monkeypatch, device):
+    info = sconv.BackendInfo(
+        name="acme",
+        device_type="acme",
+        contract=(1, 0),
+        factory="builtins:dict",
+        probe=lambda: sconv.Available(1),
+    )
+    monkeypatch.setattr(sconv.discovery, "choose", lambda *args, **kwargs: (info, "", []))
+    arguments = [] if device is None else ["--device", device]
+    text = _refused(capsys, "--prompt", "a", *arguments)
+    assert "torch" in text
+    assert "acme" in text
+    assert "Expected one of" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "first"),
+    [
+        ([], "start Python with TORCH_DEVICE_BACKEND_AUTOLOAD=0, or load CANN's set_env.sh"),
+        (["--backend", "ascend"], "load CANN's set_env.sh, which the backend 'ascend' needs; for"),
+        (["--device", "npu:0"], "load CANN's set_env.sh, which the backend 'ascend' needs; for"),
+    ],
+)
+def test_a_torch_that_an_extension_keeps_from_starting(capsys, monkeypatch, arguments, first):
+    def fail():
+        raise RuntimeError("Failed to load the backend extension: torch_npu. You can disable")
+
+    monkeypatch.delenv("SCONV_BACKEND", raising=False)
+    monkeypatch.setattr("sconv.torch_failure._seen", {})
+    monkeypatch.setattr("sconv_transformers.extensions.hide_broken_extensions", fail)
+    assert f"before sconv runs: {first}" in _refused(capsys, "--prompt", "a", *arguments)
 
 
 def test_an_empty_prompt(capsys, folder):

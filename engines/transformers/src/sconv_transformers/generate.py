@@ -116,9 +116,7 @@ def _run(options: argparse.Namespace) -> Report:
 
     name = options.model if options.model is not None else _default_model()
     with status("loading PyTorch and transformers"):
-        from .extensions import hide_broken_extensions
-
-        hide_broken_extensions()
+        _start_torch(options)
         from .session import Session
 
         device = _device(options)
@@ -141,6 +139,32 @@ def _run(options: argparse.Namespace) -> Report:
     return _report(name, session, attachment, options, generation, stock)
 
 
+def _start_torch(options: argparse.Namespace) -> None:
+    """Import torch, and see that transformers can be imported next.
+
+    Raises:
+        UsageError: An installed extension of torch keeps it from starting.
+    """
+    from sconv.torch_failure import torch_failure
+
+    from .extensions import hide_broken_extensions
+
+    try:
+        hide_broken_extensions()
+    except RuntimeError as exc:
+        reason = torch_failure(exc, backend=_asked_for(options))
+        if reason is None:
+            raise
+        raise UsageError(reason) from exc
+
+
+def _asked_for(options: argparse.Namespace) -> str | None:
+    """Return the backend that the options name, before torch can be asked; None = any."""
+    if options.backend != "auto":
+        return str(options.backend)
+    return "ascend" if (options.device or "").partition(":")[0] == "npu" else None
+
+
 def _default_model() -> str:
     folder = files(__package__).joinpath("models", "inkling_py")
     if not folder.joinpath("config.json").is_file():
@@ -155,19 +179,43 @@ def _device(options: argparse.Namespace) -> torch.device:
     import torch
 
     from sconv.discovery import choose, resolve_factory
+    from sconv.errors import PluginError
 
     if options.device is None:
         chosen = choose(options.backend)[0]
         # A vendor's module may be what makes torch know its device.
         resolve_factory(chosen)
-        return torch.device(chosen.device_type)
+        try:
+            return torch.device(chosen.device_type)
+        except RuntimeError as exc:
+            raise UsageError(
+                f"{chosen} is for the device {chosen.device_type!r}, which this torch does not "
+                "know: importing what its plugin's factory names should make it known. Repair that "
+                "plugin, or choose another --backend"
+            ) from exc
+    kind = options.device.partition(":")[0]
+    # Before torch is asked: what is chosen may be what makes torch know the device.
     try:
-        device = torch.empty(0, device=options.device).device
+        chosen = choose(options.backend, device_type=kind)[0]
+    except PluginError as exc:
+        raise UsageError(f"--device {options.device}: {exc}") from exc
+    if chosen.device_type != kind:
+        raise UsageError(
+            f"--device {options.device}: {chosen} serves {chosen.device_type!r} devices"
+        )
+    resolve_factory(chosen)
+    try:
+        torch.device(options.device)
+    except RuntimeError as exc:
+        raise UsageError(
+            f"--device {options.device}: expected a device that torch knows, such as "
+            f"{chosen.device_type} or {chosen.device_type}:0"
+        ) from exc
+    try:
+        return torch.empty(0, device=options.device).device
     except (RuntimeError, AssertionError) as exc:
         reason = str(exc).strip().partition("\n")[0]
         raise UsageError(f"--device {options.device}: {reason}") from exc
-    choose(options.backend, device_type=device.type)
-    return device
 
 
 def _dtype(name: str) -> torch.dtype | None:
