@@ -55,13 +55,32 @@ def test_it_is_found_and_chosen_by_name_alone(plugin):
     assert (row["state"], row["priority"], row["contract"]) == ("available", -1, "1.0")
 
 
-def test_it_keeps_every_rule_of_behaviour(plugin):
-    """All rules apply to it, those on graphs too."""
+def test_it_keeps_every_rule_of_behaviour(plugin, monkeypatch):
+    """All rules apply to it, those on graphs too; options for the vendor's own tests do not."""
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-k of_another_suite")
     done = _sconv(plugin, "verify", "--behaviour", "my-npu", "--format", "json")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
     assert report["rules"] == dict.fromkeys(BEHAVIOUR, "kept")
     assert report["not_asked"] == {}
+
+
+def test_it_keeps_the_rules_on_the_device_that_it_is_for(plugin):
+    """Step 1 of its README, and nothing else: rules that meet padded and short rows, and graphs.
+
+    Nobody orders an accelerator's writes, and its tensors have an index that its name lacks.
+    """
+    description = plugin / "src" / "sconv_my_npu" / "plugin.py"
+    text = description.read_text()
+    for host, device in (('Final = "cpu"', 'Final = "npu"'), ("Final = -1", "Final = 100")):
+        assert text.count(host) == 1
+        text = text.replace(host, device)
+    description.write_text(text)
+    rules = ["SCV402", "SCV403", "SCV421", "SCV443"]
+    selected = ["--simulated", "npu", "--select", ",".join(rules), "--format", "json"]
+    done = _sconv(plugin, "verify", "--behaviour", "my-npu", *selected)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["rules"] == dict.fromkeys(rules, "kept")
 
 
 def test_a_fault_in_it_is_reported_by_rule(plugin):
@@ -93,6 +112,7 @@ def test_its_readme_names_what_to_replace(plugin):
     [
         ("NPU", "npu", "lower-case"),
         ("my--npu", "npu", "single dashes"),
+        ("1x", "npu", "starts with a digit: it becomes a module, so start it with a letter"),
         ("auto", "npu", "reserved"),
         ("cuda", "cuda", "belongs to sconv-plugin-cuda"),
         ("npu", "npu:0", "no torch device type"),

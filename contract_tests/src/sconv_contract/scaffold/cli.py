@@ -41,6 +41,10 @@ def new_plugin(argv: Sequence[str]) -> int:
 
 
 def _problem(name: str, device: str, folder: Path) -> str | None:
+    if name[:1].isdigit():
+        return (
+            f"the name {name!r} starts with a digit: it becomes a module, so start it with a letter"
+        )
     if not _NAME.fullmatch(name):
         return f"the name {name!r} is not made of lower-case letters, digits and single dashes"
     if name in RESERVED:
