@@ -22,7 +22,7 @@ from .rules.description import Description, read_info
 from .rules.entry import ENTRY_POINT, entry_point
 from .rules.every import EVERY
 from .rules.factory import factory_classes, layouts
-from .rules.imports import imports
+from .rules.imports import imports, imports_of_probe
 from .rules.reading import stray_marks, unreadable_file
 from .rules.rule import Where
 from .rules.wiring import UNVERIFIABLE, check_class, marks_hooks
@@ -123,6 +123,7 @@ class _Check:
                     yield from more
                     if description is None:
                         continue
+                    yield from imports_of_probe(self.project, description)
                     classes, problems = factory_classes(self.project, description)
                     yield from problems
                     for ref in classes:

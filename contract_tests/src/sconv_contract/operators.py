@@ -29,6 +29,10 @@ TENSOR_LIKE: Final = (TENSOR, MASK)
 
 #: Built-ins that ask a tensor for its value.
 _ASKING: Final = frozenset({"bool", "complex", "float", "int", "range", "round"})
+#: The same, in the module operator.
+_OPERATORS: Final = frozenset(
+    f"operator.{name}" for name in ("contains", "countOf", "index", "indexOf", "not_", "truth")
+)
 _FORMATTING: Final = LOGGING | {"format"}
 _MAPPING: Final = frozenset({"filter", "map"})
 _COMPARING: Final = frozenset({"all", "any", "max", "min", "sorted"})
@@ -56,14 +60,32 @@ class Operators:
             return False
         if "numpy" in tops:
             self._sync(node, ast.unparse(node))
-        elif "math" in tops:
+        elif "math" in tops or paths & _OPERATORS:
             message = f"{ast.unparse(node)} asks a tensor for its value"
             self.recorded.tell(self.frame, ingraph.BRANCH, node, message)
-        return bool(tops & {"math", "numpy"})
+        return bool(tops & {"math", "numpy"} or paths & _OPERATORS)
 
     def _sync(self, node: ast.AST, what: str) -> None:
         message = f"{what} makes the host wait for a value of the device"
         self.recorded.tell(self.frame, ingraph.SYNC, node, message)
+
+    def _upload(self, node: ast.AST, what: str) -> None:
+        message = f"{what} copies values of the host to the device, and waits for that"
+        self.recorded.tell(self.frame, ingraph.SYNC, node, message)
+
+    def _is_literal(self, node: ast.Call) -> bool:
+        """Whether a tensor is made of Python values that the source shows."""
+        given = node.args[:1] or [one.value for one in node.keywords if one.arg == "data"]
+        literal = ast.Constant | ast.List | ast.ListComp | ast.Tuple | ast.UnaryOp
+        return any(
+            isinstance(found.node, literal)
+            for argument in given
+            for found in self.recorded.project.evaluate(argument, self.frame.inside)
+        ) and not any(self.expressions.value(one) in (*TENSOR_LIKE, TENSORS) for one in given)
+
+    def _goes_to_a_device(self, node: ast.Call) -> bool:
+        named = any(one.arg == "device" for one in node.keywords)
+        return named and self._is_literal(node) and not self._names_cpu(node)
 
     def _dynamic(self, node: ast.AST, what: str) -> str:
         message = f"{what} has a shape that depends on values"
@@ -90,6 +112,9 @@ class Operators:
         elif name in DYNAMIC or (name == "repeat_interleave" and _counts_values(node, kinds)):
             return self._dynamic(node, shown)
         elif name in ALLOCATING:
+            if name == "new_tensor" and self._is_literal(node):
+                self._upload(node, shown)
+                return TENSOR
             return self._allocation(node, shown)
         if name in HOST_METHODS:
             return HOST
@@ -120,6 +145,9 @@ class Operators:
             return self._dynamic(node, f"{shown}()")
         if "repeat_interleave" in names and _counts_values(node, kinds[1:]):
             return self._dynamic(node, f"{shown}()")
+        if names & {"as_tensor", "tensor"} and self._goes_to_a_device(node):
+            self._upload(node, f"{shown}()")
+            return TENSOR
         if names & ALLOCATING:
             return self._allocation(node, f"{shown}()")
         if names & SEQUENCES:

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from .methods import Function
 
 __all__ = ["is_read", "is_read_by_key", "is_stub", "parameters_of"]
+
+#: What the host knows of a tensor without one of its values. A pointer is handed to a kernel, which
+#: reads them.
+_ABOUT: Final = frozenset(
+    {
+        "device", "dim", "dtype", "element_size", "get_device", "is_contiguous", "is_cuda",
+        "itemsize", "layout", "nbytes", "ndim", "ndimension", "nelement", "numel", "shape", "size",
+        "stride",
+    }
+)  # fmt: skip
+_ASKING: Final = frozenset({"callable", "id", "isinstance", "len", "type"})
 
 
 def parameters_of(arguments: ast.arguments) -> list[ast.arg]:
@@ -68,7 +80,8 @@ def is_read(function: Function, name: str) -> bool:
     """Return whether a body reads a parameter.
 
     ``del name``, a bare ``name`` and ``_ = name`` are not reads, nor is reading what was assigned
-    to the name first. A body that does nothing but raise loses no argument without a word.
+    to the name first, nor a question that no value answers: its shape, its length, if it is None.
+    A body that does nothing but raise loses no argument without a word.
     """
     if _only_raises(function):
         return True
@@ -97,8 +110,35 @@ def _reads(function: Function, name: str, seen: frozenset[str]) -> bool:
             argument.arg == name for argument in parameters_of(node.args)
         ):
             continue  # a parameter of its own
-        pending.extend(ast.iter_child_nodes(node))
+        if not _asks_about(node, name):
+            pending.extend(ast.iter_child_nodes(node))
     return False
+
+
+def _asks_about(node: ast.AST, name: str) -> bool:
+    """Whether an expression asks about what a name holds, and for none of its values."""
+    match node:
+        case ast.Attribute(value=ast.Name(id=owner), attr=attribute):
+            return owner == name and attribute in _ABOUT
+        case ast.Call(func=ast.Name(id=asking), args=[ast.Name(id=asked), *_]):
+            return asked == name and asking in _ASKING
+        case ast.Compare(left=left, comparators=[right], ops=[ast.Is() | ast.IsNot()]):
+            return (_is_name(left, name) and _is_none(right)) or (
+                _is_name(right, name) and _is_none(left)
+            )
+        case _:
+            return False
+
+
+def _values_of(statement: ast.stmt, name: str) -> Iterator[ast.Name]:
+    """Yield where a statement reads a name for more than to ask about it."""
+    pending: list[ast.AST] = [statement]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
+            yield node
+        if not _asks_about(node, name):
+            pending.extend(ast.iter_child_nodes(node))
 
 
 def _is_overwritten(function: Function, name: str) -> bool:
@@ -106,11 +146,7 @@ def _is_overwritten(function: Function, name: str) -> bool:
     if isinstance(function, ast.Lambda):
         return False
     for statement in function.body:
-        loads = any(
-            isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
-            for node in ast.walk(statement)
-        )
-        if loads:
+        if any(_values_of(statement, name)):
             return False
         match statement:
             case ast.Assign(targets=targets) | ast.Delete(targets=targets):
@@ -119,7 +155,7 @@ def _is_overwritten(function: Function, name: str) -> bool:
             case ast.AnnAssign(target=target, value=ast.expr()):
                 if _is_name(target, name):
                     return True
-            case ast.Expr():
+            case ast.Expr() | ast.Assert():
                 continue
             case _:
                 return False
@@ -128,3 +164,7 @@ def _is_overwritten(function: Function, name: str) -> bool:
 
 def _is_name(node: ast.AST | None, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
+
+
+def _is_none(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None

@@ -171,7 +171,7 @@ def _dropped(definition: _Definition, function: Function, hook: str) -> Iterator
         if is_taken and not reads(function, name):
             yield RULES["SCV106"].found(
                 definition.where,
-                f"{definition.owner}.{hook} accepts {name!r} and never reads it",
+                f"{definition.owner}.{hook} accepts {name!r} and never reads its value",
                 hook=hook,
             )
 

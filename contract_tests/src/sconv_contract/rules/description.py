@@ -13,7 +13,7 @@ from sconv.wording import did_you_mean
 
 from ..findings import Finding
 from ..methods import Function, own_nodes
-from ..resolve import Place, Project
+from ..resolve import Place, Project, Source
 from ..target import EntryPoint
 from .entry import ENTRY_POINT, OPEN
 from .rule import Rule, Where
@@ -24,7 +24,8 @@ __all__ = ["FACTORY", "INFO", "RULES", "Description", "read_info"]
 CONTRACT: Final = Rule(
     "SCV205",
     "contract version",
-    "BackendInfo.contract is a literal (major, minor) that this core keeps.",
+    "BackendInfo.contract is a literal (major, minor), or a Final one of the same module, that this"
+    " core keeps.",
     "A computed version cannot be read without importing the plugin, and one of another major is"
     " refused at load.",
     "BackendInfo(..., contract=sconv.CONTRACT_VERSION)",
@@ -214,10 +215,12 @@ def _contract(project: Project, description: Description) -> Iterator[Finding]:
         return
     where = description.where
     try:
-        value = ast.literal_eval(expression)
+        value = ast.literal_eval(_behind_final(expression, description.place.source) or expression)
     except ValueError:
         yield CONTRACT.found(
-            where, f"BackendInfo.contract is {ast.unparse(expression)}, not a literal"
+            where,
+            f"BackendInfo.contract is {ast.unparse(expression)}, neither a literal nor a name that"
+            " this module declares Final and gives one",
         )
         return
     if not (isinstance(value, tuple) and [type(part) for part in value] == [int, int]):
@@ -230,6 +233,19 @@ def _contract(project: Project, description: Description) -> Iterator[Finding]:
             f"it keeps contract {value[0]}.{value[1]} and this sconv-core has {here}",
             fix=f"Upgrade {older}.",
         )
+
+
+def _behind_final(expression: ast.expr, source: Source) -> ast.expr | None:
+    """Return the value of a name that the top of a module gives one and declares Final."""
+    known = source.scope.get(expression.id) if isinstance(expression, ast.Name) else None
+    if known is None or len(known.definitions) != 1:
+        return None
+    match known.definitions[0]:
+        case ast.AnnAssign(annotation=annotation, value=value):
+            name = ast.unparse(annotation).partition("[")[0]
+            return value if name.rpartition(".")[2] == "Final" else None
+        case _:
+            return None
 
 
 def _probe(project: Project, expression: ast.expr, place: Place, where: Where) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from sconv.claims import OWNERS, RESERVED
 from sconv.installed import canonical
@@ -29,6 +29,8 @@ ENTRY_POINT: Final = Rule(
     "Let it name an instance: plugin = NpuPlugin().",
 )
 RULES: Final = (ENTRY_POINT,)
+
+Own: TypeAlias = tuple[str, ClassRef] | None
 
 #: What stays unanswered about a plugin object that cannot be followed.
 OPEN: Final = ("SCV203", "SCV205", "SCV211", "SCV212", "SCV213")
@@ -119,9 +121,11 @@ def _instance_of(project: Project, found: Found, depth: int) -> tuple[str, list[
 
 
 def _constructed(
-    project: Project, call: ast.Call, place: Place, depth: int
+    project: Project, call: ast.Call, place: Place, depth: int, own: Own = None
 ) -> tuple[list[ClassRef], bool]:
     """Return the classes that a call may make an instance of, and whether some are unknown."""
+    if own is not None and isinstance(call.func, ast.Name) and call.func.id == own[0]:
+        return [own[1]], False
     classes: list[ClassRef] = []
     unseen = False
     for found in project.evaluate(call.func, place) if depth < 6 else []:
@@ -136,9 +140,17 @@ def _constructed(
 
 
 def returned_classes(
-    project: Project, function: Function, place: Place, depth: int = 0
+    project: Project, function: Function, place: Place, depth: int = 0, own: Own = None
 ) -> tuple[list[ClassRef], bool]:
-    """Return the classes of what a function returns, and whether some are unknown."""
+    """Return the classes of what a function returns, and whether some are unknown.
+
+    Args:
+        project: Where it was found.
+        function: The function.
+        place: Where it stands.
+        depth: Of the calls that led to it.
+        own: For a classmethod, the name of its first parameter and the class that it is called on.
+    """
     inside = place.inside(function)
     values: list[ast.expr] = (
         [function.body]
@@ -154,7 +166,7 @@ def returned_classes(
     for value in values:
         for found in project.evaluate(value, inside):
             if isinstance(found.node, ast.Call) and found.place is not None:
-                more, unknown = _constructed(project, found.node, found.place, depth + 1)
+                more, unknown = _constructed(project, found.node, found.place, depth + 1, own)
                 classes, unseen = classes + more, unseen or unknown
             else:
                 unseen = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import Final
 
 from sconv.plugin import Capabilities
 from sconv.wording import did_you_mean
@@ -16,6 +17,11 @@ from .rule import Where
 from .wiring import OPEN, UNVERIFIABLE
 
 __all__ = ["factory_classes", "layouts"]
+
+_FOLLOWED: Final = (
+    "Let each return call a class by its name: if spec.kernel_size < 4: return Small(spec=spec, …);"
+    " return Large(spec=spec, …)."
+)
 
 
 def factory_classes(
@@ -45,11 +51,12 @@ def factory_classes(
             case ast.ClassDef() as node if found.place is not None:
                 classes.append(ClassRef(found.path, node, found.place))
             case ast.FunctionDef() as node if found.place is not None:
-                text = _refusal(node)
+                own = _class_of(project, node, f"{module}.{attribute}")
+                text = _refusal(node, bound=own is not None)
                 if text:
                     place = Where.of(found.place.source.path, node)
                     problems.append(FACTORY.found(place, f"the factory {value!r} {text}"))
-                more, unknown = returned_classes(project, node, found.place)
+                more, unknown = returned_classes(project, node, found.place, own=own)
                 classes += more
             case ast.AsyncFunctionDef() as node if found.place is not None:
                 place = Where.of(found.place.source.path, node)
@@ -64,8 +71,19 @@ def factory_classes(
                 unknown = True
         if unknown:
             text = f"what the factory {value!r} returns cannot be followed"
-            problems.append(UNVERIFIABLE.found(where, text, leaves_open=OPEN))
+            problems.append(UNVERIFIABLE.found(where, text, fix=_FOLLOWED, leaves_open=OPEN))
     return classes, problems
+
+
+def _class_of(project: Project, node: ast.FunctionDef, path: str) -> tuple[str, ClassRef] | None:
+    """Return what a classmethod calls the class that it is called on, and that class."""
+    parameters = [*node.args.posonlyargs, *node.args.args]
+    if not parameters or not any(ast.unparse(one) == "classmethod" for one in node.decorator_list):
+        return None
+    for found in project.find(path.rpartition(".")[0]):
+        if isinstance(found.node, ast.ClassDef) and found.place is not None:
+            return parameters[0].arg, ClassRef(found.path, found.node, found.place)
+    return None
 
 
 def layouts(project: Project, ref: ClassRef, description: Description) -> Iterator[Finding]:
@@ -92,17 +110,24 @@ def layouts(project: Project, ref: ClassRef, description: Description) -> Iterat
         return
 
 
-def _refusal(node: ast.FunctionDef) -> str:
-    """Say why a call with spec, device and pool by name fails, or ""."""
+def _refusal(node: ast.FunctionDef, *, bound: bool) -> str:
+    """Say why a call with spec, device and pool by name fails, or "".
+
+    Args:
+        node: The function.
+        bound: Its first parameter receives a class.
+    """
     arguments = node.args
-    named = {one.arg for one in [*arguments.args, *arguments.kwonlyargs]}
+    only, plain = arguments.posonlyargs, arguments.args
+    if bound:
+        only, plain = (only[1:], plain) if only else (only, plain[1:])
+    named = {one.arg for one in [*plain, *arguments.kwonlyargs]}
     passed = ("spec", "device", "pool")
     missing = [name for name in passed if name not in named]
     if missing and arguments.kwarg is None:
         return f"does not take {', '.join(missing)}; it is called with: {', '.join(passed)}"
-    count = len(arguments.args) - len(arguments.defaults)
-    required = [one.arg for one in arguments.args[:count]]
-    required += [one.arg for one in arguments.posonlyargs]
+    required = [one.arg for one in plain[: len(plain) - len(arguments.defaults)]]
+    required += [one.arg for one in only]
     required += [
         one.arg
         for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)

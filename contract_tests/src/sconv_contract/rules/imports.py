@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, TypeAlias
 
 from ..findings import Finding
-from ..resolve import Project, absolute
+from ..methods import own_nodes
+from ..resolve import Place, Project, Source, absolute
 from ..scopes import statements
 from ..target import EntryPoint
+from .description import Description
 from .rule import Rule, Where
 
-__all__ = ["RULES", "imports"]
+__all__ = ["RULES", "imports", "imports_of_probe"]
 
 ACCELERATOR: Final = Rule(
     "SCV204",
     "accelerator imported at discovery",
-    "What the entry point imports imports no accelerator library at its top.",
-    "Discovery imports every installed plugin; one that imports torch costs seconds, and one whose"
-    " device library is missing cannot say so in words.",
-    "import torch_npu  # in the module that the entry point names",
+    "Neither what the entry point imports nor the probe imports an accelerator library.",
+    "Discovery imports every installed plugin and asks its probe; one that imports torch costs"
+    " seconds, and one whose device library is missing cannot say so in words.",
+    "import torch_npu  # in the module that the entry point names, or in its probe",
     "Import it in the module of the factory; ask find_spec in the probe.",
 )
 RULES: Final = (ACCELERATOR,)
+
+#: Modules, each with those through which it is imported.
+_Pending: TypeAlias = list[tuple[str, tuple[str, ...]]]
 
 _ACCELERATORS: Final = frozenset(
     {
@@ -39,9 +44,40 @@ def imports(project: Project, point: EntryPoint) -> Iterator[Finding]:
     """Check what importing an entry point's module imports, through this package and core."""
     module = point.value.partition(":")[0].strip()
     own = {module.partition(".")[0], "sconv"}
-    pending: list[tuple[str, tuple[str, ...]]] = [
-        (name, (module,)) for name in _with_parents(module)
-    ]
+    yield from _from_modules(project, [(name, (module,)) for name in _with_parents(module)], own)
+
+
+def imports_of_probe(project: Project, description: Description) -> Iterator[Finding]:
+    """Check what calling a probe imports, in the functions of its package that it calls too."""
+    probe = description.fields.get("probe")
+    if probe is None:
+        return
+    package = description.place.source.name.partition(".")[0]
+    pending = project.evaluate(probe, description.place)
+    seen: set[ast.AST] = set()
+    while pending:
+        found = pending.pop()
+        function, place = found.node, found.place
+        if not isinstance(function, ast.FunctionDef | ast.Lambda) or place is None:
+            continue
+        if function in seen or place.source.name.partition(".")[0] != package:
+            continue
+        seen.add(function)
+        inside = place.inside(function)
+        for node in own_nodes(function):
+            for target in _targets(project, node, inside):
+                if target.partition(".")[0] in _ACCELERATORS:
+                    text = f"the probe imports {target}, and discovery calls it"
+                    yield ACCELERATOR.found(Where.of(place.source.path, node), text)
+                elif target.partition(".")[0] == package:
+                    below: _Pending = [(name, (name,)) for name in _with_parents(target, project)]
+                    yield from _from_modules(project, below, {package})
+            if isinstance(node, ast.Call):
+                pending += project.evaluate(node.func, inside)
+
+
+def _from_modules(project: Project, pending: _Pending, own: set[str]) -> Iterator[Finding]:
+    """Check modules that are imported, each with those through which it is."""
     seen: set[str] = set()
     while pending:
         name, chain = pending.pop()
@@ -49,13 +85,11 @@ def imports(project: Project, point: EntryPoint) -> Iterator[Finding]:
         seen.add(name)
         if source is None:
             continue
-        for statement in statements(source.tree.body):
-            if not isinstance(statement, ast.Import | ast.ImportFrom):
-                continue
-            for target in absolute(statement, source):
+        for node in _run_by(source):
+            for target in _targets(project, node, Place(source)):
                 top = target.partition(".")[0]
                 if top in _ACCELERATORS:
-                    first = Where.of(source.path, statement)
+                    first = Where.of(source.path, node)
                     through = "" if len(chain) == 1 else f" (imported by {chain[0]})"
                     yield ACCELERATOR.found(
                         first, f"{name}{through} imports {target} when it is discovered"
@@ -64,6 +98,35 @@ def imports(project: Project, point: EntryPoint) -> Iterator[Finding]:
                     pending += [
                         (below, (*chain, below)) for below in _with_parents(target, project)
                     ]
+
+
+def _run_by(source: Source) -> Iterator[ast.AST]:
+    """Yield the statements and expressions that importing a module runs."""
+    for statement in statements(source.tree.body):
+        yield statement
+        parts = ast.iter_child_nodes(statement)
+        inner = [one for one in parts if isinstance(one, ast.expr | ast.withitem)]
+        while inner:
+            node = inner.pop()
+            yield node
+            if not isinstance(node, ast.Lambda):
+                inner += [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
+
+
+def _targets(project: Project, node: ast.AST, place: Place) -> list[str]:
+    """Return the dotted paths that a statement imports, or a call by a literal name."""
+    match node:
+        case ast.Import() | ast.ImportFrom():
+            return absolute(node, place.source)
+        case ast.Call(func=func, args=[ast.Constant(value=str(target)), *_]):
+            # Few calls have such an argument; what they call is asked of those alone.
+            top = target.partition(".")[0]
+            if top in _ACCELERATORS or top == place.source.name.partition(".")[0]:
+                known = {"importlib.import_module", "builtins.__import__"}
+                return [target] if project.paths(func, place) & known else []
+            return []
+        case _:
+            return []
 
 
 def _with_parents(path: str, project: Project | None = None) -> list[str]:

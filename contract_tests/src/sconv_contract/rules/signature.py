@@ -65,7 +65,8 @@ VARIADIC: Final = Rule(
 UNUSED: Final = Rule(
     "SCV106",
     "must-use parameter never read",
-    "A parameter that the contract marks must-use is read.",
+    "A parameter that the contract marks must-use is read; asking for its shape, or if it is None,"
+    " is not reading it.",
     "A commit that ignores req_pool_indices writes to the slots that the last forward left behind;"
     " by then they may belong to other requests.",
     "@hookimpl\ndef update_mamba_state_after_mtp_verify(self, ..., req_pool_indices):\n"
@@ -151,7 +152,7 @@ def check(method: Method, hook: Hook) -> Iterator[Finding]:
     for name in hook.must_use:
         if name in names and not is_read(method.function, name):
             yield UNUSED.found(
-                where, f"{hook.name} accepts {name!r} and never reads it", hook=hook.name
+                where, f"{hook.name} accepts {name!r} and never reads its value", hook=hook.name
             )
 
 
