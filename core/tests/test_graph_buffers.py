@@ -132,6 +132,26 @@ def test_what_does_not_fit_names_both_sizes(rows: int, tokens: int) -> None:
     buffers.check(4, 16)
 
 
+@pytest.mark.parametrize("drafts", [1, 3])
+@pytest.mark.parametrize("rows", [10**14, 10**30])
+def test_sizes_that_no_memory_holds(rows: int, drafts: int) -> None:
+    """Past what any address space has, and past what a tensor can be asked for."""
+    spec = replace(SPEC, max_draft_tokens=drafts, draft_topk=1)
+    backend = DenseBackend(spec=spec, device=CPU, pool=None)
+    windows = backend.pool.windows
+    before = (windows.rows, windows.nbytes)
+    if drafts > 1:
+        message = rf"no memory for verify windows of {rows * windows.row_nbytes(spec)} bytes"
+    else:
+        nbytes = rows * MetadataBuffers.row_nbytes(spec) + 16
+        message = rf"metadata of captured steps, {nbytes} bytes: .* need max_bs={rows}"
+    with pytest.raises(GraphBufferError, match=message):
+        backend.init_graph_state(rows, rows * drafts)
+    assert (windows.rows, windows.nbytes) == before
+    backend.init_graph_state(4, 16)
+    assert backend.max_rows == 4
+
+
 def test_buffers_are_sized_once() -> None:
     backend = DenseBackend(spec=SPEC, device=CPU, pool=None)
     with pytest.raises(GraphBufferError, match="at least one row and a token per row"):

@@ -108,6 +108,9 @@ class MetadataBuffers:
     ) -> None:
         """Allocate every buffer; their content is undefined until a step fills them.
 
+        Raises:
+            GraphBufferError: There is no memory for the buffers of any step.
+
         Args:
             spec: What the backend was built for.
             max_bs: Rows.
@@ -120,7 +123,8 @@ class MetadataBuffers:
         self.max_bs = max_bs
         self.max_num_tokens = max_num_tokens
         self.settled = like is not None
-        self._kernel_size = spec.kernel_size
+        self._spec = spec
+        self._static = only is None
         self._device = device
         empty = self._empty
         self._cache_indices = empty(max_bs, dtype=torch.int32)
@@ -144,7 +148,6 @@ class MetadataBuffers:
         self._num_accept_tokens: Tensor | None = None
         if only is None or only.forward_mode is ForwardMode.DRAFT_EXTEND:
             self._num_accept_tokens = empty(max_bs, dtype=torch.int32)
-        self._max_draft_tokens = spec.max_draft_tokens
         if only is None:
             # Now: what is recorded must not allocate.
             _ = self.host_slots, self.host_tracks, self.starts
@@ -173,7 +176,9 @@ class MetadataBuffers:
         # A tensor made under inference mode could not be filled outside of it later.
         with torch.inference_mode(False):
             return self._empty(
-                self.max_bs, self._max_draft_tokens * self._kernel_size, dtype=torch.int64
+                self.max_bs,
+                self._spec.max_draft_tokens * self._spec.kernel_size,
+                dtype=torch.int64,
             )
 
     @cached_property
@@ -192,7 +197,20 @@ class MetadataBuffers:
         return self._empty(self.max_num_tokens + 1, dtype=torch.int32)
 
     def _empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=self._device)
+        try:
+            return torch.empty(shape, dtype=dtype, device=self._device)
+        except (RuntimeError, TypeError) as exc:
+            # An eager step's are small, and an engine may wait for torch's own error there.
+            if not self._static:
+                raise
+            tokens = 8 * (self.max_num_tokens - self.max_bs * self._spec.max_draft_tokens)
+            nbytes = self.max_bs * self.row_nbytes(self._spec) + tokens + 16
+            raise GraphBufferError(
+                f"no memory for the metadata of captured steps, {nbytes} bytes: give "
+                "init_graph_state the largest captured batch, not more",
+                have={"max_bs": 0, "max_num_tokens": 0},
+                need={"max_bs": self.max_bs, "max_num_tokens": self.max_num_tokens},
+            ) from exc
 
     def check(self, batch_size: int, num_tokens: int) -> None:
         """Raise :class:`GraphBufferError` if a step does not fit."""
@@ -221,10 +239,11 @@ class MetadataBuffers:
         if batch.forward_mode is ForwardMode.DRAFT_EXTEND and self._num_accept_tokens is not None:
             accepts = first(self._num_accept_tokens, rows)
         taps = None
-        if batch.is_tree and batch.tokens_per_row is not None and self._max_draft_tokens > 1:
-            width = batch.tokens_per_row * self._kernel_size
+        kernel_size = self._spec.kernel_size
+        if batch.is_tree and batch.tokens_per_row is not None and self._spec.max_draft_tokens > 1:
+            width = batch.tokens_per_row * kernel_size
             taps = self._tree_taps.view(-1)[: rows * width]
-            taps = taps.view(rows, batch.tokens_per_row, self._kernel_size)
+            taps = taps.view(rows, batch.tokens_per_row, kernel_size)
         return ShortConvMetadata(
             forward_mode=batch.forward_mode,
             batch_size=rows,

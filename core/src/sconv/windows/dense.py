@@ -106,7 +106,8 @@ class VerifyWindows:
         """Make room for ``rows`` batch positions. Out of graph, before any capture.
 
         Raises:
-            GraphBufferError: The windows belong to an engine and are too few.
+            GraphBufferError: The windows belong to an engine and are too few, or there is no memory
+                for so many; those that were there stay.
         """
         if rows <= self.rows or self._spec.max_draft_tokens == 1:
             return
@@ -114,10 +115,18 @@ class VerifyWindows:
             raise GraphBufferError(
                 "adopted verify windows are too few", have={"rows": self.rows}, need={"rows": rows}
             )
+        try:
+            # A tensor made under inference mode could not be written outside of it later.
+            with torch.inference_mode(False):
+                self._allocate(rows)
+        except (RuntimeError, TypeError) as exc:
+            raise GraphBufferError(
+                f"no memory for verify windows of {rows * self.row_nbytes(self._spec)} bytes: "
+                "`sconv plan` says how many requests fit",
+                have={"rows": self.rows},
+                need={"rows": rows},
+            ) from exc
         self.rows = rows
-        # A tensor made under inference mode could not be written outside of it later.
-        with torch.inference_mode(False):
-            self._allocate(rows)
 
     def _allocate(self, rows: int) -> None:
         self.layers = tuple(
