@@ -39,6 +39,12 @@ def test_a_good_plugin_has_no_finding(good_case, tmp_path):
     assert any(subject.startswith("class sconv_npu") for subject in report.subjects)
 
 
+def test_a_factory_that_is_not_followed_says_what_to_write(corpus, tmp_path):
+    (case,) = [one for one in corpus[0] if one.name == "factory_that_looks_a_class_up"]
+    (found,) = _report(case.unpack(tmp_path)).findings
+    assert found.fix.startswith("Let each return call a class by its name")
+
+
 def test_the_corpus_is_as_large_as_it_claims(corpus):
     broken, good = corpus
     readme = (Path(__file__).parents[1] / "README.md").read_text()

@@ -10,7 +10,8 @@ import jsonschema
 import pytest
 
 from sconv.cli import main
-from sconv_contract.findings import Finding, Report, Severity
+from sconv_contract.behaviour.command import causes_once
+from sconv_contract.findings import Finding, Report, Severity, State
 from sconv_contract.report import FORMATS
 from sconv_contract.rules import RULES
 from sconv_contract.rules.every import EVERY
@@ -78,6 +79,36 @@ def test_json_has_everything():
     states = [one["state"] for one in data["findings"]]
     assert states == ["unverifiable", "broken", "broken", "broken", "expected"]
     assert (data["clean"], data["stale"]) == (False, list(REPORT.stale))
+
+
+def test_a_cause_that_rules_share_is_told_once_and_without_their_advice():
+    """A state on another device ends every step alike; a wrong result is a rule's own."""
+    refused = "BatchError: slots is on npu:{}, the state is on npu"
+    raised = [
+        ("SCV403", "one", refused.format(1)),
+        ("SCV402", "two", refused.format(0)),
+        ("SCV421", "three", refused.format(0)),
+        ("SCV421", "four", refused.format(0)),
+        *((rule, "five", "AssertionError: 1 != 2") for rule in ("SCV405", "SCV406", "SCV407")),
+        *((rule, "six", "KeyError: 'x'") for rule in ("SCV441", "SCV442")),
+    ]
+    failed = [
+        (Finding("checks.py", 122, rule, f"{test}: {text}", fix=f"Where to look: {rule}."), text)
+        for rule, test, text in raised
+    ]
+    report = Report("npu", list(EVERY), sorted(causes_once(failed)))
+    assert {rule for rule, state in report.states().items() if state is State.BROKEN} == {
+        rule for rule, _, _ in raised
+    }
+    text = FORMATS["text"](report)
+    assert text.count("slots is on") == 1
+    assert f"SCV402 error: {refused.format(0)} (and so end SCV403, SCV421)" in text
+    assert text.count("it ends as SCV402 does") == 2
+    assert "fix: " not in text
+    advice = [line.strip() for line in text.splitlines() if "Where to look" in line]
+    assert advice == [
+        f"Where to look: {rule}." for rule in ("SCV405", "SCV406", "SCV407", "SCV441", "SCV442")
+    ]
 
 
 @pytest.mark.parametrize("style", ["github", "sarif", "text"])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,12 +22,16 @@ from ..simulated_npu.errors import SimulationError
 from ..target import TargetError
 from .rules import BEHAVIOUR, rule_of
 
-__all__ = ["refuse_without_needs", "run_behaviour", "selected"]
+__all__ = ["causes_once", "refuse_without_needs", "run_behaviour", "selected"]
 
 _NEEDED: Final = ("pytest", "hypothesis", "torch")
 
 #: It fills new memory, and so stands between a backend and its device.
 _POISON: Final = "sconv.testing.poison"
+
+#: So many rules with one cause are not broken each in its own way.
+_SHARED: Final = 3
+_FIRST: Final = "Mend this first: nothing else is known of these rules."
 
 _MODULE: Final = """\
 import pytest
@@ -136,6 +142,37 @@ def place_of(caught: Any) -> Any:
     return entries[-1]
 
 
+def causes_once(failed: Sequence[tuple[Finding, str]]) -> Iterator[Finding]:
+    """Yield what failed, but once what several rules met: none of them says where it lies.
+
+    Errors of one type and text from one line have one cause, whatever numbers are in the text. What
+    a test found to be different is each rule's own.
+
+    Args:
+        failed: Findings, each with what was raised.
+    """
+    rules: dict[tuple[str, int, str], set[str]] = {}
+    for found, raised in failed:
+        rules.setdefault(_cause(found, raised), set()).add(found.rule)
+    told: set[tuple[str, int, str, str]] = set()
+    for found, raised in failed:
+        cause = _cause(found, raised)
+        first, *others = sorted(rules[cause])
+        if raised.startswith(AssertionError.__name__) or len(others) + 1 < _SHARED:
+            yield found
+        elif (*cause, found.rule) not in told:
+            told.add((*cause, found.rule))
+            if found.rule == first:
+                message = f"{raised} (and so end {', '.join(others)})"
+                yield replace(found, message=message, fix=_FIRST)
+            else:
+                yield replace(found, message=f"it ends as {first} does", fix="")
+
+
+def _cause(found: Finding, raised: str) -> tuple[str, int, str]:
+    return found.path, found.line, re.sub(r"\d+", "0", raised)
+
+
 def _folders(*modules: str) -> list[Path]:
     known = [sys.modules[name] for name in modules if name in sys.modules]
     return [Path(module.__file__).parent for module in known if module.__file__]
@@ -147,7 +184,7 @@ class _Collector:
     def __init__(self, rules: Sequence[str]) -> None:
         self.count = 0
         self._rules = rules
-        self._failed: list[Finding] = []
+        self._failed: list[tuple[Finding, str]] = []
         self._ran: set[str] = set()
         self._skipped: dict[str, str] = {}
 
@@ -167,25 +204,26 @@ class _Collector:
             self._skipped[rule] = text.removeprefix("capability: ")
             return
         entry = place_of(call.excinfo)
+        raised = f"{call.excinfo.typename}: {text[:600]}"
         finding = Finding(
             path=str(entry.path),
             line=entry.lineno + 1,
             rule=rule,
-            message=f"{item.name}: {call.excinfo.typename}: {text[:600]}",
-            fix=BEHAVIOUR[rule].fix,
+            message=f"{item.name}: {raised}",
+            fix=f"Where to look: {BEHAVIOUR[rule].fix}",
         )
-        self._failed.append(finding)
+        self._failed.append((finding, raised))
 
     def results(self) -> tuple[list[Finding], dict[str, str]]:
         """Return the findings, and the rules that do not apply with the reason."""
         asked = self._rules
-        failed = {finding.rule for finding in self._failed}
+        failed = {finding.rule for finding, _ in self._failed}
         not_asked = {
             rule: why
             for rule, why in self._skipped.items()
             if rule in asked and rule not in failed and rule not in self._ran
         }
-        findings = [finding for finding in self._failed if finding.rule in asked]
+        findings = list(causes_once([one for one in self._failed if one[0].rule in asked]))
         findings += [
             Finding("", 1, rule, "no test of this rule ran", leaves_open=(rule,))
             for rule in asked

@@ -51,7 +51,9 @@ def _finding(finding: Finding) -> Iterator[str]:
     if finding.reason is not None:
         yield f"    expected: {finding.reason}"
     elif finding.fix:
-        yield f"    fix: {finding.fix}"
+        # What a backend does wrong does not tell why, and such advice says so itself.
+        label = "" if finding.rule.startswith("SCV4") else "fix: "
+        yield f"    {label}{finding.fix}"
 
 
 def _stale(report: Report) -> Iterator[str]:
