@@ -194,7 +194,7 @@ def test_dedup_holds_each_column_once(axis: str) -> None:
     backend.short_conv(x, digit_weight(), layer_id=0, stream="a", forward_batch=batch)
     windows = backend.pool.windows
     assert windows.layers[0].flatten().tolist() == [2, 3, 10, 11, 12, 13]
-    assert windows.view(0)[0].flatten(1).tolist() == [
+    assert windows.read(0)[0].flatten(1).tolist() == [
         [2, 3, 10],
         [3, 10, 11],
         [10, 11, 12],
@@ -209,31 +209,48 @@ def test_dedup_holds_each_column_once(axis: str) -> None:
         ("time", 5, (2, 6, 5), (2, 4, 3, 5), (30, 5, 5, 1)),
     ],
 )
-def test_the_dedup_view_steps_as_it_slides(
+def test_the_dedup_geometry_steps_as_it_slides(
     axis: str, dim: int, memory: Any, shape: Any, strides: Any
 ) -> None:
     spec = spec_of(window_axis=axis, streams=[Stream("a", dim)], max_requests=2)
     windows = make_windows("dedup", spec, CPU)
-    view = windows.view(0)
     assert tuple(windows.layers[0].shape) == memory
-    assert (tuple(view.shape), view.stride()) == (shape, strides)
+    assert windows.geometry(0) == (shape, strides)
+    view = windows.layers[0].as_strided(shape, strides)
     column = 2 if axis == "time" else 3
     assert view.stride(1) == view.stride(column)
-    assert view.data_ptr() == windows.layers[0].data_ptr()
     # On the time axis a window is one run of memory, so that a flat copy moves it.
     assert view[1, 2].is_contiguous() == (axis == "time")
 
 
 @every_axis
-def test_a_kernel_may_store_every_window_through_the_view(axis: str) -> None:
+@every_layout
+def test_what_is_read_is_a_copy(layout: str, axis: str) -> None:
+    """Zeroed, it would wipe columns of other windows if it were not."""
+    spec = spec_of(window_axis=axis, streams=[Stream("a", 2)], max_requests=2)
+    windows = make_windows(layout, spec, CPU)
+    windows.layers[0].copy_(torch.arange(windows.layers[0].numel()).view(windows.layers[0].shape))
+    before = windows.layers[0].clone()
+    found = windows.read(0)
+    assert found.is_contiguous()
+    assert tuple(found.shape) == windows.geometry(0)[0]
+    assert found.untyped_storage().nbytes() == found.numel() * found.element_size()
+    found[0, 0].zero_()
+    assert_same_bits(windows.layers[0], before, "windows")
+    assert found[0, 1].count_nonzero() == found[0, 1].numel()
+
+
+@every_axis
+def test_a_kernel_may_store_every_window(axis: str) -> None:
     spec = spec_of(window_axis=axis, streams=[Stream("a", 2)], max_requests=2)
     state, x = torch.randn(2, 3, 2), torch.randn(2, 4, 2)
     kept, stored = poisoned("dedup", spec), poisoned("dedup", spec)
     inputs = torch.cat([state, x], dim=1)
     kept.keep(0, "a", inputs, None)
+    overlapping = stored.layers[0].as_strided(*stored.geometry(0))
     for node in range(4):
         window = inputs[:, node + 1 : node + 4]
-        stored.view(0)[:, node] = window if axis == "time" else window.transpose(1, 2)
+        overlapping[:, node] = window if axis == "time" else window.transpose(1, 2)
     assert_same_bits(stored.layers[0], kept.layers[0], "columns")
 
 

@@ -41,25 +41,17 @@ class DedupWindows(VerifyWindows):
         columns, dim = spec.max_draft_tokens + spec.kernel_size - 2, spec.layer_dim(layer_id)
         return (columns, dim) if spec.window_axis == "time" else (dim, columns)
 
-    def _allocate(self, rows: int) -> None:
-        super()._allocate(rows)
-        spec, views = self._spec, []
-        for layer_id, layer in enumerate(self.layers):
-            row, *inner = layer.stride()
-            column = inner[0] if spec.window_axis == "time" else inner[1]
-            shape = (rows, spec.max_draft_tokens, *spec.window_shape(layer_id))
-            views.append(layer.as_strided(shape, (row, column, *inner)))
-        self._views = tuple(views)
+    def geometry(self, layer_id: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return shape and strides of the overlapping windows; see :meth:`VerifyWindows.geometry`.
 
-    def view(self, layer_id: int) -> Tensor:
-        """Return the overlapping windows, for a kernel to address. Not for torch's writes.
-
-        ``[rows, dtn, K-1, D]`` or ``[rows, dtn, D, K-1]`` whose step stride is its window stride.
-        See :meth:`VerifyWindows.view`: zero and copy through :attr:`layers`. A kernel may store
-        every window through the view, since overlapping columns get equal values; on the time axis
-        each window is one contiguous block.
+        The step stride is the window stride. A kernel may store every window, since overlapping
+        columns get equal values; on the time axis each window is one contiguous block.
         """
-        return self._views[layer_id]
+        spec = self._spec
+        row, *inner = self.layers[layer_id].stride()
+        column = inner[0] if spec.window_axis == "time" else inner[1]
+        shape = (self.rows, spec.max_draft_tokens, *spec.window_shape(layer_id))
+        return shape, (row, column, *inner)
 
     def stream(self, layer_id: int, stream: str) -> Tensor:
         """Return one stream's columns: a view ``[rows, dtn + K-2, D]``."""

@@ -138,15 +138,28 @@ class VerifyWindows:
             for layer_id in range(self._spec.num_layers)
         )
 
-    def view(self, layer_id: int) -> Tensor:
-        """Return a layer as a kernel addresses it: by row and token first. Not for torch's writes.
+    def geometry(self, layer_id: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return shape and strides of a layer as a kernel addresses it: by row and token first.
 
-        ``[rows, dtn, K-1, D]`` or ``[rows, dtn, D, K-1]`` by the window axis where the layout holds
-        windows, ``[rows, dtn, D]`` where it holds inputs. Windows of one row may share memory, and
-        torch does not protect it: ``zero_``, ``fill_``, ``copy_`` and assignment through a view
-        that overlaps succeed and mean something else, and its ``numel`` counts columns twice.
+        Both in elements, from the first element of ``layers[layer_id]``: ``[rows, dtn, K-1, D]`` or
+        ``[rows, dtn, D, K-1]`` by the window axis where the layout holds windows,
+        ``[rows, dtn, D]`` where it holds inputs. Windows of one row may share memory, which a
+        tensor of these strides would not protect: torch's ``zero_``, ``fill_`` and ``copy_``
+        through it succeed and mean something else. So numbers are handed out, and no such tensor.
         """
-        return self.layers[layer_id]
+        layer = self.layers[layer_id]
+        return tuple(layer.shape), layer.stride()
+
+    def read(self, layer_id: int) -> Tensor:
+        """Return a copy of a layer in the shape of :meth:`geometry`, each window on its own.
+
+        For looking at: what is written to it stays in it.
+        """
+        return (
+            self.layers[layer_id]
+            .as_strided(*self.geometry(layer_id))
+            .clone(memory_format=torch.contiguous_format)
+        )
 
     def stream(self, layer_id: int, stream: str) -> Tensor:
         """Return one stream's part of a layer, a view with D last whatever the window axis.

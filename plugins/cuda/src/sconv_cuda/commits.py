@@ -97,7 +97,7 @@ class Commits:
             blocks * rows * -(-layers // tile.depth),
             (
                 self.pool.layers[0],
-                windows.view(0),
+                windows.layers[0],
                 table.entries,
                 id_words,
                 id_step,
@@ -140,7 +140,11 @@ def _build_table(spec: StateSpec, pool: ConvStatePool) -> _Table:
     dense = not isinstance(pool.windows, InputWindows)
     size = spec.dtype.itemsize
     states = pool.layers
-    windows = [pool.windows.view(layer) for layer in range(spec.num_layers)]
+    # As the kernel addresses them: windows of a row may overlap.
+    windows = [
+        layer.as_strided(*pool.windows.geometry(number))
+        for number, layer in enumerate(pool.windows.layers)
+    ]
     # Offsets between allocations, so that one base pointer with a known type serves all layers.
     rows = []
     for layer, (state, kept) in enumerate(zip(states, windows, strict=True)):

@@ -87,7 +87,8 @@ class _Kept:
         self, windows: VerifyWindows, layer_id: int, launcher: Launcher, time: bool
     ) -> None:
         self._windows, self._launcher, self._time = windows, launcher, time
-        self._tensor = tensor = windows.view(layer_id)
+        tensor = windows.layers[layer_id].as_strided(*windows.geometry(layer_id))
+        self._tensor = tensor
         self._found: dict[int, tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
         self.low = tensor.data_ptr()
         if tensor.dim() != 4:
