@@ -35,8 +35,9 @@ class LayoutPlan:
         spec: The spec to load a backend with: as many request rows and slots as fit.
         slot_bytes: One slot, all layers.
         row_bytes: The verify windows of one batch row, all layers.
-        step_bytes: The metadata of one row that ``init_graph_state`` allocates for captured steps.
-            Not part of the plan: an engine without graphs has none.
+        step_bytes: The metadata of one row that ``init_graph_state`` allocates for captured steps,
+            at most: a backend with kernels of its own has no use for some of it. Not part of the
+            plan, since an engine without graphs has none.
     """
 
     spec: StateSpec
