@@ -158,7 +158,7 @@ def test_importing_the_factory_may_be_what_makes_torch_know_the_device(installed
     def device(name):
         if name == "acme" and not known:
             raise RuntimeError("Expected one of cpu, cuda\nmore")
-        return types.SimpleNamespace(type="acme")
+        return types.SimpleNamespace(type="acme", index=0)
 
     def resolve(info):
         known.append(info.name)
@@ -176,3 +176,36 @@ def test_a_device_that_torch_does_not_know_is_named(installed, monkeypatch):
         sconv.load_backend(spec=_spec())
     with pytest.raises(sconv.BackendNotFoundError, match="serves 'zzz' devices"):
         sconv.load_backend(spec=_spec(), device="zzz")
+
+
+@pytest.mark.parametrize("device", [None, "cpu", "cpu:0", torch.device("cpu", 0)])
+def test_the_host_has_no_index(installed, monkeypatch, device):
+    """As its tensors name it, so that a batch made on backend.device is one of the backend's."""
+    installed()
+    seen = []
+
+    def create(*, spec, device, pool):
+        seen.append(device)
+        return DenseBackend(spec=spec, device=device, pool=pool)
+
+    _serve(monkeypatch, create)
+    backend = sconv.load_backend(spec=_spec(), device=device)
+    again = sconv.load_backend(spec=_spec(), device=device, pool=backend.pool)
+    assert [*seen, backend.device, again.device] == [torch.device("cpu")] * 4
+
+
+def test_a_device_that_torch_has_no_tensor_of_is_the_factorys_to_refuse(installed, monkeypatch):
+    """An accelerator that torch names and this torch or machine lacks: nobody guesses an index."""
+    if torch.accelerator.is_available():
+        pytest.skip("this machine has an accelerator")
+    installed(device_type="xpu")
+    seen = []
+
+    def create(*, spec, device, pool):
+        seen.append(device)
+        raise sconv.SpecError("no driver")
+
+    _serve(monkeypatch, create)
+    with pytest.raises(sconv.SpecError, match=r"^no driver$"):
+        sconv.load_backend(spec=_spec())
+    assert seen == [torch.device("xpu")]

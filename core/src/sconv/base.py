@@ -35,7 +35,7 @@ class BackendBase:
         settles: Whether :meth:`_fill` leaves alone what ``buffers.settled`` says is filled: copies
             from an eager step of the same shape, which cost less than to compute them.
         spec: What the backend was built for.
-        device: Where its tensors lie.
+        device: Where its tensors lie, index included; an adopted pool's, if there is one.
         pool: Its state.
         forward_metadata: Metadata of the step that is prepared, or None.
         verify_tokens: Tokens per row of the last verify step that was prepared; the commit's bound.
@@ -56,8 +56,8 @@ class BackendBase:
             SpecError: The class does not keep the window layout that the spec names.
         """
         self.spec = spec
-        self.device = device
         self.pool = pool if pool is not None else ConvStatePool(spec, device)
+        self.device = self.pool.device
         if not self.pool.has_windows:
             layout = choose_layout(spec, self.window_layouts, backend=type(self).__name__)
             self.pool.windows = make_windows(layout, spec, self.pool.device)
@@ -195,7 +195,10 @@ class BackendBase:
             self.verify_tree = batch.is_tree
 
     def _is_padded(self, meta: ShortConvMetadata) -> bool:
-        """Whether an eager step has padding; True where finding out would cost a sync."""
+        """Whether an eager step has rows without a slot, or tokens past the last row.
+
+        True where finding out would cost a sync.
+        """
         return True
 
     def _translate_on_host(self, batch: ForwardBatch, buffers: MetadataBuffers) -> None:

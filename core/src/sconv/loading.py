@@ -7,6 +7,7 @@ from types import ModuleType
 import torch
 
 from .backend import Backend
+from .devices import as_tensors_name_it
 from .discovery import resolve_factory, select
 from .errors import BackendNotFoundError, ContractError, PluginError, SconvError, SpecError
 from .observers import Observers
@@ -33,7 +34,8 @@ def load_backend(
         name: An installed backend, or ``"auto"`` for ``SCONV_BACKEND`` or else the best one that
             serves ``device``.
         spec: The state that it is built for.
-        device: Where the state lies; None = the backend's device type, current index.
+        device: Where the state lies; None = where ``pool`` does, else the backend's device type.
+            An accelerator without an index means its current one: what is built has it in its name.
         pool: State that the engine owns (:meth:`sconv.ConvStatePool.adopt`); None = allocate it.
 
     Raises:
@@ -42,7 +44,7 @@ def load_backend(
         PluginError: It failed to load, or two plugins claim the same name or priority.
         ContractError: It does not keep the contract, or keeps its verify windows in another layout
             than it declares; the message says what to change.
-        SpecError: It does not support the spec.
+        SpecError: It does not support the spec, or ``pool`` lies on another device.
     """
     if not isinstance(name, str):
         raise BackendNotFoundError(
@@ -75,10 +77,7 @@ def build(
         layout = _check_pool(info, spec, pool, layout)
     # Before the device is named: importing a vendor's module may be what makes torch know it.
     factory = resolve_factory(info)
-    try:
-        where = torch.device(info.device_type if device is None else device)
-    except RuntimeError as exc:
-        raise SpecError(f"{info}: torch has no such device: {one_line_error(exc)}") from exc
+    where = _place(info, device, pool)
     try:
         implementation = factory(spec=spec, device=where, pool=pool)
     except SconvError:
@@ -96,6 +95,25 @@ def build(
         implementation=implementation,
         hooks=hooks,
         observers=Observers(manager),
+    )
+
+
+def _place(
+    info: BackendInfo, device: torch.device | str | None, pool: ConvStatePool | None
+) -> torch.device:
+    """Name the device of the state as its tensors do, index included."""
+    try:
+        where = torch.device(info.device_type if device is None else device)
+    except RuntimeError as exc:
+        raise SpecError(f"{info}: torch has no such device: {one_line_error(exc)}") from exc
+    if pool is None:
+        return as_tensors_name_it(where)
+    there = pool.device
+    if where.type == there.type and (where.index is None or as_tensors_name_it(where) == there):
+        return there
+    raise SpecError(
+        f"{info}: the adopted pool lies on {there}, and the backend would be built on {where}: "
+        "give the device of the pool, or none"
     )
 
 

@@ -31,7 +31,7 @@ class ConvStatePool:
 
     Attributes:
         spec: What it was sized for.
-        device: Where it lies.
+        device: Where it lies, index included.
         req_to_slot: ``[max_requests + 1]`` int32, slot of each request row; -1 = none. Row 0 is the
             engine's dummy request and always names slot 0.
         null_slots: Slot ids that mean "no slot" in a batch.
@@ -53,7 +53,6 @@ class ConvStatePool:
         """Allocate the state, zeroed; :meth:`adopt` is the way to bring an engine's own."""
         check_is_spec(spec)
         self.spec = spec
-        self.device = torch.device(device)
         try:
             self.null_slots = tuple(sorted({operator.index(slot) for slot in null_slots}))
         except TypeError:
@@ -72,8 +71,10 @@ class ConvStatePool:
         # A tensor made under inference mode could not be written outside of it later.
         with torch.inference_mode(False):
             self.req_to_slot = torch.full(
-                (spec.max_requests + 1,), -1, dtype=torch.int32, device=self.device
+                (spec.max_requests + 1,), -1, dtype=torch.int32, device=device
             )
+            # As tensors name it: of an accelerator they know the index, also where none was given.
+            self.device = self.req_to_slot.device
             self.req_to_slot[0] = 0
             self._layers = layers if adopted else LayerTensors.allocate(spec, self.device)
         self._windows = windows
@@ -99,7 +100,8 @@ class ConvStatePool:
             spec: The shape of the state. A slot may be wider than K-1: the window is its end.
             layers: One tensor ``[L, rows, ...]``, or one ``[rows, ...]`` per layer, in the spec's
                 window axis, any strides with a unit stride on the last axis. None = bind later.
-            device: Where the tensors lie; only needed when they are bound later.
+            device: Where the tensors lie; only needed when they are bound later. An accelerator
+                without an index means its current one.
             windows: One dense verify buffer ``[rows, dtn, ...]`` per layer; None = the backend
                 allocates them, in the layout it chooses.
             null_slots: Ids that mean "no slot": ``(-1,)``, ``(0,)`` or ``(-1, 0)``. Row 0 is never

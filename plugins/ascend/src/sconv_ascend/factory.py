@@ -31,13 +31,4 @@ def create(*, spec: StateSpec, device: torch.device, pool: ConvStatePool | None)
             f"Ascend backend requested, but {answer.reason}: look at ASCEND_RT_VISIBLE_DEVICES and "
             "npu-smi, or choose another backend"
         )
-    if pool is not None:
-        pool.device = device = _with_index(pool.device)
-    return AscendBackend(spec=spec, device=_with_index(device), pool=pool)
-
-
-def _with_index(device: torch.device) -> torch.device:
-    """Name a device as its tensors name it, so that the two can be compared."""
-    if device.index is not None:
-        return device
-    return torch.device("npu", torch.get_device_module("npu").current_device())
+    return AscendBackend(spec=spec, device=device, pool=pool)
