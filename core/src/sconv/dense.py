@@ -3,6 +3,10 @@
 All modes are one pattern: put each row's window before its tokens, convolve, keep a selection of
 the same inputs. The methods are recordable. None of them indexes with a negative slot: a row
 without one reads row 0, whose values are selected away, and writes back what it read.
+
+An accelerator need not order what one operator writes to one place twice (CANN's ``index_copy_``
+does not). There, rows that share a target write equal values, or get a target of their own, so that
+no order shows. On a host they are left to it: what is written there means nothing.
 """
 
 from __future__ import annotations
@@ -45,8 +49,8 @@ class Gathers:
             ``ShortConvMetadata.track_conv_indices``.
         head: ``[B, K-1]`` int64, the first tokens of each row: the only ones that read its window.
             In range also where the row is shorter. None where all rows are equally long.
-        head_target: ``[B * (K-1)]`` int64, their output rows; T where the row is shorter, or a
-            later row of its own where a device does not order two writes to one place.
+        head_target: ``[B * (K-1)]`` int64, their output rows. Where the row is shorter, a spare
+            one behind the tokens: row T for all of them on a host, one for each elsewhere.
     """
 
     window: Tensor
@@ -70,6 +74,7 @@ class DenseBackend(BackendBase):
     ) -> None:
         """Build the state, unless an adopted pool brings it."""
         super().__init__(spec=spec, device=device, pool=pool)
+        self._ordered = self.device.type == "cpu"
         self._gathers: Gathers | None = None
         self._gathers_of: ShortConvMetadata | None = None
         self._static: Gathers | None = None
@@ -101,6 +106,9 @@ class DenseBackend(BackendBase):
 
     def _fill(self, meta: ShortConvMetadata, batch: ForwardBatch, buffers: MetadataBuffers) -> None:
         fill_metadata(meta, batch, self.pool, buffers)
+        if not self._ordered:
+            # Rows on the dummy slot would all write to it, each its own window.
+            meta.writes.logical_and_(meta.cache_indices > 0)
         if meta.tree_taps is not None:
             self.pool.windows.keep_paths(meta.tree_taps)
         if buffers is self._buffers:
@@ -154,7 +162,11 @@ class DenseBackend(BackendBase):
         if not meta.forward_mode.is_ragged:
             return Gathers(window, None, None)
         head = start + column
-        target = torch.where(column < length[:, None], head, meta.num_tokens).view(-1)
+        spare: Tensor | int = meta.num_tokens
+        if not self._ordered:
+            count = torch.arange(self._spare_rows(meta.batch_size), device=start.device)
+            spare = count.view(-1, size) + spare
+        target = torch.where(column < length[:, None], head, spare).view(-1)
         return Gathers(window, head.clamp(max=meta.num_tokens - 1), target)
 
     @hookimpl
@@ -256,21 +268,22 @@ class DenseBackend(BackendBase):
         return y.view(-1, dim)
 
     def _convolve_packed(self, x: Tensor, taps: Taps) -> Tensor:
-        """Convolve ``[T, D]`` as one row into the first T rows of ``[T + 1 or more, D]``.
+        """Convolve ``[T, D]`` as one row into the first T rows of ``[T + spare or more, D]``.
 
-        The first K-1 rows mean nothing; the caller overwrites them. Row T takes the outputs that a
-        row shorter than K-1 has no place for.
+        The first K-1 rows mean nothing; the caller overwrites them. Spare rows take the outputs
+        that a row shorter than K-1 has no place for: one on a host, B * (K-1) elsewhere.
         """
         tokens, size = x.shape[0], self.spec.window_size
-        rows = tokens + self._spare_rows()
+        meta = self.forward_metadata
+        rows = tokens + self._spare_rows(0 if meta is None else meta.batch_size)
         storage = torch.empty((rows, x.shape[1]), dtype=x.dtype, device=x.device)
         if tokens > size:
             self._convolve(x[None], taps, storage[None, size:tokens])
         return storage
 
-    def _spare_rows(self) -> int:
+    def _spare_rows(self, batch_size: int) -> int:
         """Rows that a packed step's outputs have room for behind its tokens."""
-        return 1
+        return 1 if self._ordered else batch_size * self.spec.window_size
 
     def _convolve(self, inputs: Tensor, taps: Taps, out: Tensor) -> None:
         """Convolve ``[N, n + K-1, D]`` into ``[N, n, D]``; a plugin may know a faster way."""

@@ -61,7 +61,7 @@ class StateRows:
     def write(self, rows: Tensor, windows: Tensor) -> None:
         """Write windows ``[B, K-1, D]`` in the state's dtype.
 
-        Rows that are named twice hold equal values, or are the dummy row 0.
+        Rows that are named twice hold equal values, or, on a host, are the dummy row 0.
         """
         values = windows if self._time_major else windows.transpose(1, 2)
         if self._flat:

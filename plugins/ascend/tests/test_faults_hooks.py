@@ -104,7 +104,8 @@ def test_hook_1_and_3_source_is_refused_without_an_import(drift: str, tmp_path: 
     code, rule, words = DRIFTS[drift]
     module = copy / "src" / "sconv_ascend" / "backend.py"
     source = module.read_text().replace(
-        "\n\nclass AscendBackend", "\nimport torch_npu  # not installed\n\n\nclass AscendBackend"
+        "\n\nclass AscendBackend",
+        "\nimport torch_npu  # not installed\nfrom sconv import hookimpl\n\n\nclass AscendBackend",
     )
     module.write_text(f"{source}\n{code}")
     found = contract.check(locate(str(copy)), strict=True).findings
