@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -14,6 +15,8 @@ import pytest
 from sconv.cli import main
 from sconv_contract.behaviour.rules import BEHAVIOUR
 from sconv_contract.rules import RULES
+
+VERIFY = r"sconv verify (?:\.|--behaviour \w+)"
 
 
 @pytest.fixture
@@ -105,6 +108,19 @@ def test_its_readme_names_what_to_replace(plugin):
         assert word in readme
     for path in plugin.rglob("*.py"):
         assert "$" not in path.read_text()
+
+
+def test_the_page_on_plugins_starts_from_it(tmp_path):
+    """The commands of the page write the files that it lists."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "write-a-plugin.md").read_text()
+    (command,) = re.findall(r"^sconv (new-plugin .*)$", page, re.MULTILINE)
+    folder = tmp_path / "sconv-plugin-acme"
+    assert main([*command.split(), "--output", str(folder)]) == 0
+    shown = re.findall(r"^    ((?:src/|tests/)?\w+(?:/\w+)?\.(?:py|toml))\b", page, re.MULTILINE)
+    assert "src/sconv_acme/backend.py" in shown
+    assert [name for name in shown if not (folder / name).is_file()] == []
+    assert {"sconv verify .", "sconv verify --behaviour acme"} <= set(re.findall(VERIFY, page))
+    assert "class TestAcme(BackendContract):" in page
 
 
 @pytest.mark.parametrize(
