@@ -159,7 +159,7 @@ class Backend:
 
         Args:
             x: ``[T, D]`` packed inputs, unit channel stride, rows may be strided.
-            weight: ``[D, K]`` or ``[D, 1, K]``.
+            weight: ``[D, K]`` or ``[D, 1, K]``, any strides.
             layer_id: The layer.
             stream: The stream.
             forward_batch: The batch that the step was prepared with.

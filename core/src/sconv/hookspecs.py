@@ -137,7 +137,8 @@ class StepSpec:
 
         Args:
             x: ``[T, D]`` packed inputs, unit channel stride, rows may be strided.
-            weight: ``[D, K]`` or ``[D, 1, K]``; ``weight[..., K-1]`` multiplies the current token.
+            weight: ``[D, K]`` or ``[D, 1, K]``, any strides; ``weight[..., K-1]`` multiplies the
+                current token.
             layer_id: Which layer's state.
             stream: Which stream of that layer.
             forward_batch: The batch that the step was prepared with.
