@@ -199,7 +199,7 @@ class DenseBackend(BackendBase):
         return _zero_padding(y, meta) if meta.padded else y
 
     def _decode(self, x: Tensor, taps: Taps, state: StateRows, meta: ShortConvMetadata) -> Tensor:
-        old = state.read(meta.safe_idx)  # [B, K-1, D]
+        old = self._read_once(state, meta)  # [B, K-1, D]
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         convolve_step(
             old,
@@ -212,6 +212,10 @@ class DenseBackend(BackendBase):
         )
         self._append(x, state, old, meta)
         return y
+
+    def _read_once(self, state: StateRows, meta: ShortConvMetadata) -> Tensor:
+        """Return the rows' windows, of no use after the call; a plugin may keep memory for them."""
+        return state.read(meta.safe_idx)
 
     def _append(self, x: Tensor, state: StateRows, old: Tensor, meta: ShortConvMetadata) -> None:
         """Move windows on by one token per row, and take the snapshots that are due."""

@@ -44,6 +44,11 @@ class StateRows:
             if time_major:
                 self._older, self._newest = self._words[:, :-1], self._words[:, -1]
 
+    @property
+    def dim(self) -> int:
+        """Channels of the stream."""
+        return self._state.shape[2 if self._time_major else 1]
+
     def read(self, rows: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return a copy of the windows of ``rows`` (``[B]`` int64), in ``out`` if it is given."""
         if self._time_major:

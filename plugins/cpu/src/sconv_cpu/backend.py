@@ -25,13 +25,31 @@ __all__ = ["CpuBackend", "create"]
 _MIN_ELEMENTS: Final = 1 << 16
 
 
+class _SingleRow:
+    """Inputs and weight columns of one row in one tensor, and its views.
+
+    So that one call gathers, transposes and converts them; making the views takes longer than the
+    arithmetic on them.
+    """
+
+    __slots__ = ("after", "columns", "inputs", "rows")
+
+    def __init__(self, dim: int, width: int) -> None:
+        # A tensor made under inference mode could not be written outside of it later.
+        with torch.inference_mode(False):
+            self.rows = torch.empty(2 * width, dim)  # float32, which holds every other dtype
+            parts = self.rows.split(1)  # [1, D] each
+            self.after = self.rows[1:width]
+        self.inputs, self.columns = parts[:width], parts[width:]
+
+
 class CpuBackend(DenseBackend):
     """All modes, verify windows in every layout (dense unless the spec names one), trees.
 
     Decode is fast in two ways more. One row, the whole batch of somebody who runs a model at home,
-    is done on views with a third of the calls. Large convolutions without bias and activation go to
-    oneDNN. Neither changes a bit of the result, so that a row's output depends neither on the size
-    of its batch nor on which way it took.
+    is done on views with a third of the calls. Large 16-bit convolutions without bias or activation
+    go to oneDNN. Neither changes a bit of the result, so that a row's output depends neither on the
+    size of its batch nor on which way it took.
     """
 
     def __init__(
@@ -42,7 +60,10 @@ class CpuBackend(DenseBackend):
         #: The prepared eager step that has one row, and its slot; known before any layer runs.
         self._single: ShortConvMetadata | None = None
         self._single_slot = 0
+        self._single_rows: dict[int, _SingleRow] = {}
+        #: What eager steps keep: memory to work in, and a kernel with the residual's tap.
         self._scratch = torch.empty(0)
+        self._kernel = torch.empty(0)
 
     @hookimpl
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
@@ -77,23 +98,49 @@ class CpuBackend(DenseBackend):
         if self.spec.dtype is not x.dtype or not self._takes_onednn(x, taps):
             return super()._decode(x, taps, state, meta)
         rows, dim, size = x.shape[0], x.shape[1], self.spec.window_size
-        weight = taps.weight
-        inputs = self._scratch_of(x.dtype, (rows, size + 1 + taps.residual, dim))
+        inputs = self._scratch_of(meta, x.dtype, (rows, size + 1 + taps.residual, dim))
         old = state.read(meta.safe_idx, out=inputs[:, :size])
         inputs[:, size:] = x[:, None]
-        if taps.residual:
-            # A residual is one tap more, of weight 1, on the current token: still one rounding.
-            weight = torch.cat([weight, weight.new_ones(dim, 1)], dim=1)
+        weight = self._with_residual(meta, taps.weight) if taps.residual else taps.weight
         y = onednn.conv_rows(inputs, weight).view(rows, dim)
-        self._append(x, state, old, meta)
+        if meta.tracks or meta.padded:
+            self._append(x, state, old, meta)
+        else:
+            state.write(meta.safe_idx, inputs[:, 1 : size + 1])
         return y
 
-    def _scratch_of(self, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-        """Return working memory that nothing keeps after the call.
+    def _with_residual(self, meta: ShortConvMetadata, weight: Tensor) -> Tensor:
+        """Return ``[D, K + 1]``: one tap more, of weight 1, on the current token.
+
+        It adds the residual before the only rounding. The memory is kept, ones and all, since a
+        concatenation along so short an axis takes twice as long.
+        """
+        kernel, shape = self._kernel, (weight.shape[0], weight.shape[1] + 1)
+        if meta.padded or kernel.shape != shape or kernel.dtype is not weight.dtype:
+            with torch.inference_mode(False):
+                kernel = torch.ones(shape, dtype=weight.dtype)
+            if not meta.padded:
+                self._kernel = kernel
+        kernel[:, :-1] = weight
+        return kernel
+
+    def _read_once(self, state: StateRows, meta: ShortConvMetadata) -> Tensor:
+        if self.spec.window_axis == "channel":
+            return super()._read_once(state, meta)
+        shape = (meta.batch_size, self.spec.window_size, state.dim)
+        return state.read(meta.safe_idx, out=self._scratch_of(meta, self.spec.dtype, shape))
+
+    def _scratch_of(
+        self, meta: ShortConvMetadata, dtype: torch.dtype, shape: tuple[int, ...]
+    ) -> Tensor:
+        """Return working memory that nothing needs after the call.
 
         A fresh tensor of this size is new to the process each time, and faulting its pages in costs
-        as much as the convolution.
+        as much as the convolution. Eager steps keep it, and those alone: the recordable half may be
+        run on fake tensors, and what that makes must not stay.
         """
+        if meta.padded:
+            return torch.empty(shape, dtype=dtype)
         size = math.prod(shape)
         if self._scratch.dtype is not dtype or self._scratch.numel() < size:
             # A tensor made under inference mode could not be written outside of it later.
@@ -103,20 +150,20 @@ class CpuBackend(DenseBackend):
 
     def _decode_single(self, x: Tensor, taps: Taps, window: Tensor) -> Tensor:
         """Decode one row: ``[1, D]`` and its window ``[K-1, D]``, a view of the state."""
-        width = self.spec.kernel_size
-        # Inputs and columns of the weight in one tensor, so that one copy transposes, one converts
-        # and one call takes it apart. Mixed dtypes become a wider one, which holds their values.
-        rows = torch.cat([window, x, taps.weight.t()])  # [2 * K, D]
-        window.copy_(rows[1:width])
-        parts = rows.float().unbind(0)
+        kept = self._single_rows.get(x.shape[1])
+        if kept is None:
+            kept = _SingleRow(x.shape[1], self.spec.kernel_size)
+            self._single_rows[x.shape[1]] = kept
+        torch.cat([window, x, taps.weight.t()], out=kept.rows)
+        window.copy_(kept.after)
         y = sum_taps(
-            parts[:width],
-            parts[width:],
+            kept.inputs,
+            kept.columns,
             bias=taps.bias,
             activation=taps.activation,
             residual=taps.residual,
         )
-        return y.to(x.dtype).view(1, -1)
+        return y.to(x.dtype)
 
     def _convolve_packed(self, x: Tensor, taps: Taps) -> Tensor:
         if taps.residual or not self._takes_onednn(x, taps):
