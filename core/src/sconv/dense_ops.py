@@ -78,7 +78,9 @@ def convolve_step(
     columns = _columns(weight)
     size = x.shape[0]
     step = max(1, _BLOCK * size // max(1, old.numel()))
-    if step >= size:
+    # Where nothing is converted there are no temporaries to keep in a cache, and each block costs a
+    # meeting of the threads.
+    if step >= size or old.dtype is x.dtype is out.dtype is torch.float32:
         taps = [*old.to(torch.float32).unbind(1), x.to(torch.float32)]
         _round_sum(taps, columns, bias, activation, residual, out)
         return
