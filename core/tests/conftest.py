@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 import sconv
 import sconv.discovery
+from sconv.plugin import Broken
 
 settings.register_profile(
     "repeatable",
@@ -109,6 +110,12 @@ class Site:
         )
         self.module(module, source)
         return module
+
+    def reason(self, name: str) -> str:
+        """Return why the one backend of this name is broken."""
+        (info,) = (info for info in sconv.backends() if info.name == name)
+        assert isinstance(info.availability, Broken)
+        return info.availability.reason
 
 
 @pytest.fixture
