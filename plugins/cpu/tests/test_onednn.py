@@ -57,7 +57,9 @@ def test_decode_has_the_same_bits_on_both_paths(monkeypatch, dtype, dim, kernel_
 
     calls = []
     monkeypatch.setattr(
-        onednn, "conv_rows", lambda *a, _run=onednn.conv_rows, **k: calls.append(1) or _run(*a, **k)
+        onednn,
+        "convolve_image",
+        lambda *a, _run=onednn.convolve_image, **k: calls.append(1) or _run(*a, **k),
     )
     monkeypatch.setattr(sconv_cpu.backend, "_MIN_ELEMENTS", 1 << 40)
     plain, plain_state = _decode(backend, rows, x, weight, state, residual=residual)

@@ -18,29 +18,12 @@ from sconv.spec import StateSpec
 from sconv.state_rows import StateRows
 
 from . import onednn
+from .decode_memory import ManyRows, SingleRow
 
 __all__ = ["CpuBackend", "create"]
 
 #: Elements from which one oneDNN call is faster than K small torch calls.
 _MIN_ELEMENTS: Final = 1 << 16
-
-
-class _SingleRow:
-    """Inputs and weight columns of one row in one tensor, and its views.
-
-    So that one call gathers, transposes and converts them; making the views takes longer than the
-    arithmetic on them.
-    """
-
-    __slots__ = ("after", "columns", "inputs", "rows")
-
-    def __init__(self, dim: int, width: int) -> None:
-        # A tensor made under inference mode could not be written outside of it later.
-        with torch.inference_mode(False):
-            self.rows = torch.empty(2 * width, dim)  # float32, which holds every other dtype
-            parts = self.rows.split(1)  # [1, D] each
-            self.after = self.rows[1:width]
-        self.inputs, self.columns = parts[:width], parts[width:]
 
 
 class CpuBackend(DenseBackend):
@@ -60,10 +43,9 @@ class CpuBackend(DenseBackend):
         #: The prepared eager step that has one row, and its slot; known before any layer runs.
         self._single: ShortConvMetadata | None = None
         self._single_slot = 0
-        self._single_rows: dict[int, _SingleRow] = {}
-        #: What eager steps keep: memory to work in, and a kernel with the residual's tap.
+        self._single_rows: dict[int, SingleRow] = {}
+        self._many_rows: dict[tuple[int, bool], ManyRows] = {}
         self._scratch = torch.empty(0)
-        self._kernel = torch.empty(0)
 
     @hookimpl
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
@@ -97,32 +79,27 @@ class CpuBackend(DenseBackend):
             return self._decode_single(x, taps, state.window(self._single_slot))
         if self.spec.dtype is not x.dtype or not self._takes_onednn(x, taps):
             return super()._decode(x, taps, state, meta)
-        rows, dim, size = x.shape[0], x.shape[1], self.spec.window_size
-        inputs = self._scratch_of(meta, x.dtype, (rows, size + 1 + taps.residual, dim))
-        old = state.read(meta.safe_idx, out=inputs[:, :size])
-        inputs[:, size:] = x[:, None]
-        weight = self._with_residual(meta, taps.weight) if taps.residual else taps.weight
-        y = onednn.conv_rows(inputs, weight).view(rows, dim)
+        kept = self._many_rows_for(x, meta, residual=taps.residual)
+        old = state.read(meta.safe_idx, out=kept.before)
+        kept.token.copy_(x[:, None])
+        kept.taps.copy_(taps.weight)
+        y = onednn.convolve_image(kept.image, kept.kernel).view(x.shape)
         if meta.tracks or meta.padded:
             self._append(x, state, old, meta)
         else:
-            state.write(meta.safe_idx, inputs[:, 1 : size + 1])
+            state.write(meta.safe_idx, kept.after)
         return y
 
-    def _with_residual(self, meta: ShortConvMetadata, weight: Tensor) -> Tensor:
-        """Return ``[D, K + 1]``: one tap more, of weight 1, on the current token.
-
-        It adds the residual before the only rounding. The memory is kept, ones and all, since a
-        concatenation along so short an axis takes twice as long.
-        """
-        kernel, shape = self._kernel, (weight.shape[0], weight.shape[1] + 1)
-        if meta.padded or kernel.shape != shape or kernel.dtype is not weight.dtype:
-            with torch.inference_mode(False):
-                kernel = torch.ones(shape, dtype=weight.dtype)
+    def _many_rows_for(self, x: Tensor, meta: ShortConvMetadata, *, residual: bool) -> ManyRows:
+        rows, dim = x.shape
+        kept = self._many_rows.get((dim, residual))
+        if kept is None or meta.padded or kept.before.shape[0] != rows:
+            kept = ManyRows(rows, dim, self.spec.kernel_size, self.spec.dtype, residual=residual)
+            # The recordable half of a step, always padded, may be run on fake tensors, and nothing
+            # that it makes is to stay.
             if not meta.padded:
-                self._kernel = kernel
-        kernel[:, :-1] = weight
-        return kernel
+                self._many_rows[dim, residual] = kept
+        return kept
 
     def _read_once(self, state: StateRows, meta: ShortConvMetadata) -> Tensor:
         if self.spec.window_axis == "channel":
@@ -133,12 +110,7 @@ class CpuBackend(DenseBackend):
     def _scratch_of(
         self, meta: ShortConvMetadata, dtype: torch.dtype, shape: tuple[int, ...]
     ) -> Tensor:
-        """Return working memory that nothing needs after the call.
-
-        A fresh tensor of this size is new to the process each time, and faulting its pages in costs
-        as much as the convolution. Eager steps keep it, and those alone: the recordable half may be
-        run on fake tensors, and what that makes must not stay.
-        """
+        """Return memory for what nothing needs after the call, kept as ``_many_rows_for`` keeps."""
         if meta.padded:
             return torch.empty(shape, dtype=dtype)
         size = math.prod(shape)
@@ -152,7 +124,7 @@ class CpuBackend(DenseBackend):
         """Decode one row: ``[1, D]`` and its window ``[K-1, D]``, a view of the state."""
         kept = self._single_rows.get(x.shape[1])
         if kept is None:
-            kept = _SingleRow(x.shape[1], self.spec.kernel_size)
+            kept = SingleRow(x.shape[1], self.spec.kernel_size)
             self._single_rows[x.shape[1]] = kept
         torch.cat([window, x, taps.weight.t()], out=kept.rows)
         window.copy_(kept.after)

@@ -18,7 +18,14 @@ from torch.nn import functional
 
 from sconv.dense_ops import convolve
 
-__all__ = ["conv_rows", "matches_plain_torch", "supports"]
+__all__ = [
+    "as_image",
+    "as_kernel",
+    "conv_rows",
+    "convolve_image",
+    "matches_plain_torch",
+    "supports",
+]
 
 #: Fewer channels take other oneDNN kernels, and are not worth a call.
 _MIN_DIM: Final = 16
@@ -34,16 +41,30 @@ def supports(dim: int, *dtypes: torch.dtype) -> bool:
     )
 
 
+def as_image(inputs: Tensor) -> Tensor:
+    """View contiguous ``[N, H, D]`` as ``[N, D, H, 1]`` in channels-last order."""
+    rows, length, dim = inputs.shape
+    return inputs.view(rows, length, 1, dim).permute(0, 3, 1, 2)
+
+
+def as_kernel(weight: Tensor) -> Tensor:
+    """View contiguous ``[D, K]`` as ``[D, 1, K, 1]``."""
+    return weight.view(weight.shape[0], 1, -1, 1)
+
+
+def convolve_image(image: Tensor, kernel: Tensor, *, padding: int = 0) -> Tensor:
+    """Convolve each channel on its own: ``[N, D, n + K-1, 1]`` into ``[N, D, n, 1]``."""
+    return functional.conv2d(image, kernel, groups=image.shape[1], padding=(padding, 0))
+
+
 def conv_rows(inputs: Tensor, weight: Tensor, *, padding: int = 0) -> Tensor:
     """Convolve ``[N, n + K-1, D]`` by ``[D, K]`` into ``[N, n, D]``, no bias, rounded once.
 
     ``padding`` rows of zeros go before and after each sequence.
     """
-    rows, length, dim = inputs.shape
-    image = inputs.contiguous().view(rows, length, 1, dim).permute(0, 3, 1, 2)
-    kernel = weight.contiguous().view(dim, 1, -1, 1)
-    out = functional.conv2d(image, kernel, groups=dim, padding=(padding, 0))
-    return out.permute(0, 2, 3, 1).reshape(rows, -1, dim)
+    image, kernel = as_image(inputs.contiguous()), as_kernel(weight.contiguous())
+    out = convolve_image(image, kernel, padding=padding)
+    return out.permute(0, 2, 3, 1).reshape(inputs.shape[0], -1, inputs.shape[2])
 
 
 @cache
