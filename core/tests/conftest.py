@@ -8,15 +8,18 @@ import re
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import importlib_metadata
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 import sconv
 import sconv.discovery
+from sconv import StateSpec, Stream
 from sconv.plugin import Broken
 
 settings.register_profile(
@@ -200,3 +203,22 @@ def poisoned_memory() -> Iterator[None]:
 
     with PoisonedMemory():
         yield
+
+
+@pytest.fixture(scope="session")
+def spec_of() -> Callable[..., StateSpec]:
+    """Return what makes a spec with verify windows, of one channel unless it is told otherwise."""
+
+    def make(**changes: Any) -> StateSpec:
+        options: dict[str, Any] = {
+            "num_layers": 1,
+            "streams": [Stream("a", 1)],
+            "kernel_size": 4,
+            "num_slots": 9,
+            "max_requests": 6,
+            "dtype": torch.float32,
+            "max_draft_tokens": 4,
+        }
+        return StateSpec(**{**options, **changes})
+
+    return make

@@ -1,13 +1,11 @@
-"""The three layouts of verify windows restore the same bits, and say what they cost.
+"""The three layouts of verify windows restore the same bits; which one is kept, and what it costs.
 
 Scratch is NaN before every step, so that a column which nobody wrote shows.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -30,7 +28,6 @@ from sconv import (
     SpecError,
     StateSpec,
     Stream,
-    reference,
 )
 from sconv.dense import DenseBackend
 from sconv.observers import Observers
@@ -40,9 +37,8 @@ from sconv.testing.poison import poison_
 from sconv.testing.recording import record
 from sconv.testing.steps import Step
 from sconv.testing.strategies import live_slots, steps
-from sconv.tree import ancestor_taps
 from sconv.validation import bind
-from sconv.windows import LAYOUTS, VerifyWindows, choose_layout, make_windows
+from sconv.windows import LAYOUTS, choose_layout, make_windows
 
 CPU = torch.device("cpu")
 INFO = BackendInfo(
@@ -72,19 +68,6 @@ def build(spec: StateSpec, pool: ConvStatePool | None = None) -> Backend:
     )
 
 
-def spec_of(**changes: Any) -> StateSpec:
-    options: dict[str, Any] = {
-        "num_layers": 1,
-        "streams": [Stream("a", 1)],
-        "kernel_size": 4,
-        "num_slots": 9,
-        "max_requests": 6,
-        "dtype": torch.float32,
-        "max_draft_tokens": 4,
-    }
-    return StateSpec(**{**options, **changes})
-
-
 def ints(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int64)
 
@@ -99,92 +82,11 @@ def commit(backend: Backend, last: list[int], rows: list[int], **track: Tensor) 
     backend.update_mamba_state_after_mtp_verify(ints(*last), req_pool_indices=ints(*rows), **track)
 
 
-def poisoned(layout: str, spec: StateSpec) -> VerifyWindows:
-    windows = make_windows(layout, spec, CPU)
-    for layer in windows.layers:
-        poison_(layer)
-    if getattr(windows, "paths", None) is not None:
-        poison_(windows.paths)
-    return windows
-
-
 # What the windows hold.
 
 
-@pytest.mark.parametrize("kernel_size", range(2, 9))
 @every_axis
-def test_the_window_after_every_node_is_the_path_to_it(axis: str, kernel_size: int) -> None:
-    rng, rows, dim, size = random.Random(kernel_size), 3, 3, kernel_size - 1
-    for drafts in range(1, 9):
-        # Fewer tokens in the step than the memory has room for, now and then; and spare rows.
-        spec = spec_of(
-            streams=[Stream("a", 1), Stream("b", dim)],
-            kernel_size=kernel_size,
-            window_axis=axis,
-            max_draft_tokens=max(2, drafts + rng.choice((0, 0, 2))),
-        )
-        for tree in (False, True):
-            parents = [
-                [-1, *(rng.randrange(n) if tree else n - 1 for n in range(1, drafts))]
-                for _ in range(rows)
-            ]
-            taps = ancestor_taps(torch.tensor(parents), kernel_size) if tree else None
-            state = torch.randn(rows, size, 1 + dim)
-            x = torch.randn(rows, drafts, 1 + dim)
-            axed = state if axis == "time" else state.transpose(1, 2).contiguous()
-            expected = torch.stack(
-                [
-                    reference.row_conv(
-                        x[row],
-                        state[row],
-                        torch.zeros(1 + dim, kernel_size),
-                        parents=parents[row],
-                    )[1].float()
-                    for row in range(rows)
-                ]
-            )
-            for layout in LAYOUTS:
-                if tree and layout == "dedup":
-                    continue
-                windows = poisoned(layout, spec)
-                if taps is not None:
-                    windows.keep_paths(taps)
-                inputs = torch.cat([state, x], dim=1)
-                windows.keep(0, "a", inputs[:, :, :1], taps)
-                windows.keep(0, "b", inputs[:, :, 1:], taps)
-                for node in range(drafts):
-                    found = windows.window_after(0, ints(*[node] * rows), axed, tree=tree)
-                    assert found.shape == axed.shape
-                    found = reference.time_axis(found, axis)
-                    what = f"{layout}, {drafts} drafts, tree={tree}, node {node}"
-                    assert_same_bits(found, expected[:, node], what)
-
-
-@every_axis
-def test_rows_may_ask_for_different_nodes(axis: str) -> None:
-    spec = spec_of(window_axis=axis)
-    state = torch.arange(9.0).view(3, 3, 1)
-    x = 10 + torch.arange(12.0).view(3, 4, 1)
-    axed = state if axis == "time" else state.transpose(1, 2)
-    for layout in LAYOUTS:
-        windows = poisoned(layout, spec)
-        windows.keep(0, "a", torch.cat([state, x], dim=1), None)
-        found = windows.window_after(0, ints(3, 0, 1), axed, tree=False)
-        assert found.flatten(1).tolist() == [[11, 12, 13], [4, 5, 14], [8, 18, 19]]
-
-
-def test_the_state_is_kept_in_its_own_dtype() -> None:
-    spec = spec_of(dtype=torch.bfloat16)
-    state, x = torch.full((1, 3, 1), 1.0).bfloat16(), torch.full((1, 4, 1), 1.001)
-    for layout in LAYOUTS:
-        windows = poisoned(layout, spec)
-        windows.keep(0, "a", torch.cat([state, x], dim=1), None)
-        found = windows.window_after(0, ints(3), state, tree=False)
-        assert_same_bits(found, torch.full((1, 3, 1), 1.001).bfloat16(), layout)
-
-
-@every_axis
-def test_dedup_holds_each_column_once(axis: str) -> None:
+def test_dedup_holds_each_column_once(spec_of: Callable[..., StateSpec], axis: str) -> None:
     backend = build(spec_of(window_axis=axis, window_layout="dedup", max_requests=1))
     fill_pool(backend.pool, {5: [1, 2, 3]}, {1: 5})
     poison_(backend.pool.windows.layers[0])
@@ -202,94 +104,13 @@ def test_dedup_holds_each_column_once(axis: str) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("axis", "dim", "memory", "shape", "strides"),
-    [
-        ("channel", 3, (2, 3, 6), (2, 4, 3, 3), (18, 1, 6, 1)),
-        ("time", 5, (2, 6, 5), (2, 4, 3, 5), (30, 5, 5, 1)),
-    ],
-)
-def test_the_dedup_geometry_steps_as_it_slides(
-    axis: str, dim: int, memory: Any, shape: Any, strides: Any
-) -> None:
-    spec = spec_of(window_axis=axis, streams=[Stream("a", dim)], max_requests=2)
-    windows = make_windows("dedup", spec, CPU)
-    assert tuple(windows.layers[0].shape) == memory
-    assert windows.geometry(0) == (shape, strides)
-    view = windows.layers[0].as_strided(shape, strides)
-    column = 2 if axis == "time" else 3
-    assert view.stride(1) == view.stride(column)
-    # On the time axis a window is one run of memory, so that a flat copy moves it.
-    assert view[1, 2].is_contiguous() == (axis == "time")
-
-
-@every_axis
-@every_layout
-def test_what_is_read_is_a_copy(layout: str, axis: str) -> None:
-    """Zeroed, it would wipe columns of other windows if it were not."""
-    spec = spec_of(window_axis=axis, streams=[Stream("a", 2)], max_requests=2)
-    windows = make_windows(layout, spec, CPU)
-    windows.layers[0].copy_(torch.arange(windows.layers[0].numel()).view(windows.layers[0].shape))
-    before = windows.layers[0].clone()
-    found = windows.read(0)
-    assert found.is_contiguous()
-    assert tuple(found.shape) == windows.geometry(0)[0]
-    assert found.untyped_storage().nbytes() == found.numel() * found.element_size()
-    found[0, 0].zero_()
-    assert_same_bits(windows.layers[0], before, "windows")
-    assert found[0, 1].count_nonzero() == found[0, 1].numel()
-
-
-@every_axis
-def test_a_kernel_may_store_every_window(axis: str) -> None:
-    spec = spec_of(window_axis=axis, streams=[Stream("a", 2)], max_requests=2)
-    state, x = torch.randn(2, 3, 2), torch.randn(2, 4, 2)
-    kept, stored = poisoned("dedup", spec), poisoned("dedup", spec)
-    inputs = torch.cat([state, x], dim=1)
-    kept.keep(0, "a", inputs, None)
-    overlapping = stored.layers[0].as_strided(*stored.geometry(0))
-    for node in range(4):
-        window = inputs[:, node + 1 : node + 4]
-        overlapping[:, node] = window if axis == "time" else window.transpose(1, 2)
-    assert_same_bits(stored.layers[0], kept.layers[0], "columns")
-
-
 # What they cost.
 
 
-@every_axis
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_the_bytes_are_those_of_the_columns(axis: str, dtype: torch.dtype) -> None:
-    for kernel_size in range(2, 9):
-        for drafts in range(2, 9):
-            spec = spec_of(
-                num_layers=2,
-                streams=[[Stream("a", 3), Stream("b", 5)], [Stream("a", 7)]],
-                kernel_size=kernel_size,
-                window_axis=axis,
-                dtype=dtype,
-                max_draft_tokens=drafts,
-            )
-            dense, dedup, inputs = (make_windows(layout, spec, CPU) for layout in LAYOUTS)
-            paths = inputs.paths.numel() * 4
-            assert paths == 6 * drafts * (kernel_size - 1) * 4
-            whole = drafts * (kernel_size - 1)
-            assert dense.nbytes == 6 * whole * 15 * dtype.itemsize
-            assert Fraction(dedup.nbytes, dense.nbytes) == Fraction(drafts + kernel_size - 2, whole)
-            assert Fraction(inputs.nbytes - paths, dense.nbytes) == Fraction(1, kernel_size - 1)
-            for windows in (dense, dedup, inputs):
-                assert windows.nbytes == 6 * windows.row_nbytes(spec)
-
-
-def test_four_drafts_of_width_four_are_a_half_and_a_third() -> None:
-    spec = spec_of(streams=[Stream("a", 64)])
-    dense, dedup, inputs = (make_windows(layout, spec, CPU) for layout in LAYOUTS)
-    assert Fraction(dedup.nbytes, dense.nbytes) == Fraction(1, 2)
-    assert Fraction(inputs.layers[0].numel(), dense.layers[0].numel()) == Fraction(1, 3)
-
-
 @every_layout
-def test_the_pool_says_which_layout_and_how_many_bytes(layout: str) -> None:
+def test_the_pool_says_which_layout_and_how_many_bytes(
+    spec_of: Callable[..., StateSpec], layout: str
+) -> None:
     backend = build(spec_of(window_layout=layout))
     assert backend.pool.window_layout == layout
     before = backend.pool.nbytes_by_part
@@ -301,7 +122,9 @@ def test_the_pool_says_which_layout_and_how_many_bytes(layout: str) -> None:
 
 
 @every_layout
-def test_without_speculation_a_layout_costs_nothing(layout: str) -> None:
+def test_without_speculation_a_layout_costs_nothing(
+    spec_of: Callable[..., StateSpec], layout: str
+) -> None:
     backend = build(spec_of(window_layout=layout, max_draft_tokens=1))
     assert (backend.pool.window_layout, backend.pool.windows.nbytes) == (layout, 0)
     assert LAYOUTS[layout].row_nbytes(backend.spec) == 0
@@ -310,7 +133,7 @@ def test_without_speculation_a_layout_costs_nothing(layout: str) -> None:
 # Which one is kept.
 
 
-def test_auto_is_the_first_that_can_hold_the_drafts() -> None:
+def test_auto_is_the_first_that_can_hold_the_drafts(spec_of: Callable[..., StateSpec]) -> None:
     chains, trees = spec_of(), spec_of(draft_topk=2)
     assert choose_layout(chains, ("dedup", "dense")) == "dedup"
     assert choose_layout(trees, ("dedup", "dense")) == "dense"
@@ -320,7 +143,7 @@ def test_auto_is_the_first_that_can_hold_the_drafts() -> None:
     assert choose_layout(spec_of(max_draft_tokens=1), ()) == "dense"
 
 
-def test_layout_2_dedup_is_refused_for_trees() -> None:
+def test_layout_2_dedup_is_refused_for_trees(spec_of: Callable[..., StateSpec]) -> None:
     message = r"npu does not support draft_topk=2 with .*'dedup'.*two children .* one\s+column"
     with pytest.raises(SpecError, match=message):
         choose_layout(spec_of(window_layout="dedup", draft_topk=2), ("dedup",), backend="npu")
@@ -330,7 +153,9 @@ def test_layout_2_dedup_is_refused_for_trees() -> None:
         build(spec_of(window_layout="dedup", draft_topk=2))
 
 
-def test_layout_2_a_tree_step_is_refused_where_only_chains_are_kept() -> None:
+def test_layout_2_a_tree_step_is_refused_where_only_chains_are_kept(
+    spec_of: Callable[..., StateSpec],
+) -> None:
     backend = build(spec_of(window_layout="dedup"))
     fill_pool(backend.pool, {5: [1, 2, 3]}, {2: 5})
     before = [tensor.clone() for tensor in (*backend.pool.layers, *backend.pool.windows.layers)]
@@ -343,7 +168,9 @@ def test_layout_2_a_tree_step_is_refused_where_only_chains_are_kept() -> None:
 
 
 @pytest.mark.parametrize("accepted", [-1, 0, 1, 2])
-def test_layout_2_dense_and_dedup_commit_a_chain_alike(accepted: int) -> None:
+def test_layout_2_dense_and_dedup_commit_a_chain_alike(
+    spec_of: Callable[..., StateSpec], accepted: int
+) -> None:
     windows = []
     for layout in LAYOUTS:
         backend = build(spec_of(window_layout=layout))
@@ -355,7 +182,9 @@ def test_layout_2_dense_and_dedup_commit_a_chain_alike(accepted: int) -> None:
 
 
 @pytest.mark.parametrize("layout", ["dense", "inputs"])
-def test_spec_6_the_committed_window_of_a_tree_is_the_path(layout: str) -> None:
+def test_spec_6_the_committed_window_of_a_tree_is_the_path(
+    spec_of: Callable[..., StateSpec], layout: str
+) -> None:
     for node, window in ((0, [2, 3, 4]), (1, [3, 4, 5]), (2, [3, 4, 6])):
         backend = build(spec_of(window_layout=layout, draft_topk=2))
         fill_pool(backend.pool, {5: [1, 2, 3]}, {2: 5})
@@ -364,7 +193,7 @@ def test_spec_6_the_committed_window_of_a_tree_is_the_path(layout: str) -> None:
         assert read_window(backend.pool, 5) == window
 
 
-def test_a_layout_that_does_not_exist() -> None:
+def test_a_layout_that_does_not_exist(spec_of: Callable[..., StateSpec]) -> None:
     expected = "window_layout='sparse': expected 'auto', 'dense', 'dedup', 'inputs'"
     with pytest.raises(SpecError, match=expected):
         spec_of(window_layout="sparse")
@@ -372,7 +201,9 @@ def test_a_layout_that_does_not_exist() -> None:
         make_windows("sparse", spec_of(), CPU)
 
 
-def test_a_layout_that_the_backend_does_not_keep(serve: Callable[..., None]) -> None:
+def test_a_layout_that_the_backend_does_not_keep(
+    spec_of: Callable[..., StateSpec], serve: Callable[..., None]
+) -> None:
     serve(DenseBackend, ("dense", "inputs"))
     assert sconv.load_backend(spec=spec_of()).pool.window_layout == "dense"
     asked = spec_of(window_layout="inputs")
@@ -382,7 +213,9 @@ def test_a_layout_that_the_backend_does_not_keep(serve: Callable[..., None]) -> 
         sconv.load_backend(spec=spec_of(window_layout="dedup"))
 
 
-def test_a_backend_that_keeps_another_layout_than_it_declares(serve: Callable[..., None]) -> None:
+def test_a_backend_that_keeps_another_layout_than_it_declares(
+    spec_of: Callable[..., StateSpec], serve: Callable[..., None]
+) -> None:
     serve(DenseBackend, ("inputs", "dense"))
     with pytest.raises(ContractError, match=r"gets 'inputs', and built 'dense'.*window_layouts"):
         sconv.load_backend(spec=spec_of())
@@ -395,6 +228,7 @@ class _Inputs(DenseBackend):
 
 
 def test_an_adopted_pool_gets_the_backends_windows_or_keeps_the_engines(
+    spec_of: Callable[..., StateSpec],
     serve: Callable[..., None],
 ) -> None:
     serve(_Inputs, _Inputs.window_layouts)
@@ -493,7 +327,9 @@ def test_a_commit_equals_the_oracle_in_every_layout(layout: str, data: st.DataOb
 
 
 @every_layout
-def test_what_names_no_node_touches_no_memory(layout: str) -> None:
+def test_what_names_no_node_touches_no_memory(
+    spec_of: Callable[..., StateSpec], layout: str
+) -> None:
     backend = build(spec_of(window_layout=layout))
     fill_pool(backend.pool, {slot: [1, 2, 3] for slot in (1, 2, 3, 4)}, {1: 3, 2: 1, 3: 4, 4: 2})
     verify(backend, [1, 2, 6, 4], [4, 5, 6, 7] * 3 + [5, 6, 7, 8])
@@ -506,7 +342,9 @@ def test_what_names_no_node_touches_no_memory(layout: str) -> None:
 
 
 @every_layout
-def test_a_node_past_a_shorter_step_is_not_kept(layout: str) -> None:
+def test_a_node_past_a_shorter_step_is_not_kept(
+    spec_of: Callable[..., StateSpec], layout: str
+) -> None:
     backend = build(spec_of(window_layout=layout))
     fill_pool(backend.pool, {1: [1, 2, 3], 2: [1, 2, 3]}, {1: 1, 2: 2})
     verify(backend, [1, 2], [4, 5, 6, 7, 4, 5, 6, 7])
@@ -517,7 +355,9 @@ def test_a_node_past_a_shorter_step_is_not_kept(layout: str) -> None:
 
 
 @every_layout
-def test_pad_7_a_padded_row_has_scratch_of_its_own(layout: str) -> None:
+def test_pad_7_a_padded_row_has_scratch_of_its_own(
+    spec_of: Callable[..., StateSpec], layout: str
+) -> None:
     backend = build(spec_of(window_layout=layout, max_requests=3))
     backend.init_graph_state(8, 32)
     fill_pool(
@@ -533,7 +373,9 @@ def test_pad_7_a_padded_row_has_scratch_of_its_own(layout: str) -> None:
 
 
 @every_layout
-def test_spec_12_other_forwards_may_run_before_the_commit(layout: str) -> None:
+def test_spec_12_other_forwards_may_run_before_the_commit(
+    spec_of: Callable[..., StateSpec], layout: str
+) -> None:
     backend = build(spec_of(window_layout=layout))
     fill_pool(backend.pool, {slot: [1, 2, 3] for slot in (1, 2, 3, 4)}, {1: 1, 2: 2, 3: 3, 4: 4})
     verify(backend, [1, 2], [4, 5, 6, 4, 5, 6])
@@ -545,7 +387,9 @@ def test_spec_12_other_forwards_may_run_before_the_commit(layout: str) -> None:
 
 
 @every_layout
-def test_a_request_that_leaves_in_between_is_skipped(layout: str) -> None:
+def test_a_request_that_leaves_in_between_is_skipped(
+    spec_of: Callable[..., StateSpec], layout: str
+) -> None:
     backend = build(spec_of(window_layout=layout))
     pool = backend.pool
     slots = pool.alloc(2).tolist()
@@ -559,7 +403,9 @@ def test_a_request_that_leaves_in_between_is_skipped(layout: str) -> None:
 
 
 @every_layout
-def test_a_row_that_moved_on_harms_nobody_else(layout: str) -> None:
+def test_a_row_that_moved_on_harms_nobody_else(
+    spec_of: Callable[..., StateSpec], layout: str
+) -> None:
     backend = build(spec_of(window_layout=layout))
     fill_pool(backend.pool, {slot: [1, 2, 3] for slot in (1, 2, 3)}, {1: 1, 2: 2, 3: 3})
     verify(backend, [1, 2], [4, 5, 6, 4, 5, 6])
@@ -572,7 +418,9 @@ def test_a_row_that_moved_on_harms_nobody_else(layout: str) -> None:
 
 
 @every_layout
-def test_a_snapshot_is_of_the_verified_row_and_not_of_the_committed_one(layout: str) -> None:
+def test_a_snapshot_is_of_the_verified_row_and_not_of_the_committed_one(
+    spec_of: Callable[..., StateSpec], layout: str
+) -> None:
     backend = build(spec_of(window_layout=layout))
     fill_pool(backend.pool, {1: [1, 2, 3], 2: [1, 2, 3]}, {1: 1, 2: 2})
     verify(backend, [1, 2], [4, 5, 6, 7, 4, 5, 6, 7])
@@ -593,7 +441,9 @@ def test_a_snapshot_is_of_the_verified_row_and_not_of_the_committed_one(layout: 
 
 @every_layout
 @every_axis
-def test_verify_and_commit_can_be_recorded(layout: str, axis: str) -> None:
+def test_verify_and_commit_can_be_recorded(
+    spec_of: Callable[..., StateSpec], layout: str, axis: str
+) -> None:
     backend = build(spec_of(window_layout=layout, window_axis=axis, draft_topk=1))
     backend.init_graph_state(2, 8)
     names, lengths, last = ints(1, 2), ints(3, 3), ints(0, 0)
