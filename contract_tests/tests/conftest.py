@@ -1,13 +1,20 @@
-"""Reads the corpus and unpacks its cases; see corpus/README.md."""
+"""Reads the corpus and unpacks its cases (corpus/README.md); builds backends of made-up classes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+
+import sconv
+from sconv.dense import DenseBackend
+from sconv.observers import Observers
+from sconv.validation import bind
 
 CORPUS = Path(__file__).parent / "corpus"
 BYTES = re.compile(rb"\{\{([0-9a-f ]+)\}\}")
@@ -87,3 +94,37 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def corpus() -> tuple[list[Case], list[Case]]:
     """The broken and the good cases."""
     return BROKEN, GOOD
+
+
+@pytest.fixture(scope="session")
+def capabilities() -> sconv.Capabilities:
+    """What core's own hooks can do, declared recordable."""
+    return sconv.Capabilities(
+        window_layouts=DenseBackend.window_layouts, graph_capture=True, trees=True, rollback=True
+    )
+
+
+@pytest.fixture(scope="session")
+def builder(capabilities: sconv.Capabilities) -> Callable[..., Callable[..., sconv.Backend]]:
+    """Return what builds a backend of a class that no entry point names."""
+
+    def builder_of(
+        made: type, can: sconv.Capabilities = capabilities
+    ) -> Callable[..., sconv.Backend]:
+        info = sconv.BackendInfo("made", "cpu", (1, 0), "made:up", lambda: sconv.Available(1), can)
+
+        def build(spec: sconv.StateSpec, pool: Any = None) -> sconv.Backend:
+            implementation = made(spec=spec, device=torch.device("cpu"), pool=pool)
+            hooks, manager = bind(implementation, info)
+            return sconv.Backend(
+                info=info,
+                spec=spec,
+                device=implementation.pool.device,
+                implementation=implementation,
+                hooks=hooks,
+                observers=Observers(manager),
+            )
+
+        return build
+
+    return builder_of

@@ -1,4 +1,4 @@
-"""The behaviour suite passes a right backend, and each of its rules catches a fault of its kind."""
+"""Each rule of the behaviour suite catches a fault of its kind."""
 
 from __future__ import annotations
 
@@ -17,44 +17,11 @@ from sconv import ForwardMode
 from sconv.dense import DenseBackend
 from sconv.hookspecs import hookimpl
 from sconv.metadata import MetadataBuffers
-from sconv.observers import Observers
 from sconv.testing.poison import PoisonedMemory
 from sconv.testing.recording import HostSyncError
-from sconv.validation import bind
 from sconv_contract import BackendContract
 from sconv_contract.behaviour.rules import BEHAVIOUR, rule_of
 from sconv_contract.behaviour.subject import Subject
-
-CAN = sconv.Capabilities(
-    window_layouts=DenseBackend.window_layouts, graph_capture=True, trees=True, rollback=True
-)
-
-
-def builder(made: type, can: sconv.Capabilities = CAN) -> Callable[..., sconv.Backend]:
-    """Return what builds a backend of a class that no entry point names."""
-    info = sconv.BackendInfo("made", "cpu", (1, 0), "made:up", lambda: sconv.Available(1), can)
-
-    def build(spec: sconv.StateSpec, pool: Any = None) -> sconv.Backend:
-        implementation = made(spec=spec, device=torch.device("cpu"), pool=pool)
-        hooks, manager = bind(implementation, info)
-        return sconv.Backend(
-            info=info,
-            spec=spec,
-            device=implementation.pool.device,
-            implementation=implementation,
-            hooks=hooks,
-            observers=Observers(manager),
-        )
-
-    return build
-
-
-class TestDense(BackendContract):
-    """Core's own hooks, declared recordable: every rule applies and is kept."""
-
-    @pytest.fixture
-    def backend(self) -> Callable[..., sconv.Backend]:
-        return builder(DenseBackend)
 
 
 class Fault(DenseBackend):
@@ -461,7 +428,7 @@ SAYS = {
 
 
 @pytest.mark.parametrize("rule", FAULTS)
-def test_a_fault_breaks_its_rule(rule):
+def test_a_fault_breaks_its_rule(builder, rule):
     failures = _failures(rule, Subject.of(builder(FAULTS[rule])))
     assert failures
     says = SAYS.get(rule, (AssertionError, pytest.fail.Exception))
@@ -473,7 +440,7 @@ def test_a_fault_breaks_its_rule(rule):
 @pytest.mark.parametrize(
     ("test", "fault"), [(test, fault) for test, faults in MORE.items() for fault in faults]
 )
-def test_a_fault_fails_the_test_that_looks_for_it(test, fault):
+def test_a_fault_fails_the_test_that_looks_for_it(builder, test, fault):
     failures = _failures(test, Subject.of(builder(fault)))
     assert failures
     assert all(isinstance(failure, AssertionError) for failure in failures)
@@ -510,32 +477,7 @@ class KeepsInputsAlone(DenseBackend):
 
 
 @pytest.mark.parametrize("rule", ["SCV406", "SCV425"])
-def test_between_verify_and_commit_other_requests_alone_go_on(rule):
+def test_between_verify_and_commit_other_requests_alone_go_on(builder, capabilities, rule):
     """What no layout of verify windows promises, the suite does not ask for."""
-    can = replace(CAN, window_layouts=KeepsInputsAlone.window_layouts)
+    can = replace(capabilities, window_layouts=KeepsInputsAlone.window_layouts)
     assert not _failures(rule, Subject.of(builder(KeepsInputsAlone, can)))
-
-
-def test_a_backend_without_capabilities_is_asked_for_nothing_more():
-    """It may do without speculation, graphs, float16 and widths above 5."""
-    can = sconv.Capabilities(window_axes=("channel",), dtypes=("float32",), kernel_sizes=(3, 5))
-    subject = Subject.of(builder(DenseBackend, can))
-    drawn = sconv.StateSpec(
-        num_layers=1,
-        streams=[sconv.Stream("a", 3)],
-        kernel_size=8,
-        num_slots=2,
-        max_requests=2,
-        max_draft_tokens=4,
-        draft_topk=2,
-    )
-    spec = subject.fit(drawn)
-    assert (spec.kernel_size, spec.window_axis, spec.dtype) == (5, "channel", torch.float32)
-    assert (spec.max_draft_tokens, spec.draft_topk) == (1, 1)
-    with pytest.raises(pytest.skip.Exception, match="graph_capture=False"):
-        subject.needs("graph_capture")
-
-
-def test_the_fixture_must_be_given():
-    with pytest.raises(NotImplementedError, match="override the fixture 'backend'"):
-        BackendContract.backend.__wrapped__(BackendContract())
