@@ -1,4 +1,4 @@
-"""Distributions made up for a test: real metadata folders and modules on a real ``sys.path``."""
+"""Distributions made up for a test, with metadata and modules on a real ``sys.path``; and specs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from hypothesis import HealthCheck, settings
 import sconv
 import sconv.discovery
 from sconv import StateSpec, Stream
-from sconv.plugin import Broken
+from sconv.errors import ContractError
+from sconv.plugin import Available, BackendInfo, Broken, Origin
+from sconv.validation import check_implementation
 
 settings.register_profile(
     "repeatable",
@@ -222,3 +224,25 @@ def spec_of() -> Callable[..., StateSpec]:
         return StateSpec(**{**options, **changes})
 
     return make
+
+
+@pytest.fixture(scope="session")
+def npu_info() -> BackendInfo:
+    """Return the description of a backend that a test makes up."""
+    return BackendInfo(
+        "npu", "npu", (1, 0), "m:f", lambda: Available(1), origin=Origin("sconv-npu", "0.2", "m:p")
+    )
+
+
+@pytest.fixture(scope="session")
+def complaint(npu_info: BackendInfo) -> Callable[[Any], str]:
+    """Return what gives the text by which an implementation is refused."""
+
+    def complaint_of(implementation: Any) -> str:
+        with pytest.raises(ContractError) as caught:
+            check_implementation(implementation, npu_info)
+        text = str(caught.value)
+        assert text.startswith("backend 'npu' of sconv-npu 0.2 does not keep contract 1.0, ")
+        return text
+
+    return complaint_of
