@@ -262,8 +262,7 @@ class Server:
 
     def decode(self) -> None:
         rows = self.ready()
-        padding = self.padding()
-        new = self.words(len(rows))
+        padding, new = self.padding(), self.words(len(rows))
         before = torch.tensor([len(r.tokens) for r in rows] + [0] * len(padding)).long()
         grid = self.spec.track_grid
         assert grid is not None
@@ -377,8 +376,7 @@ class Server:
     ) -> None:
         """Keep a random node of each row: what an engine derives from the accepted node ids."""
         count = len(drafts[0])
-        depth, flat, lengths = count, [], []
-        kept: list[list[int]] = []
+        depth, flat, lengths, kept = count, [], [], []
         owners = {request.row for request in self.running}
         for row, request in enumerate(rows):
             last = self.rng.randint(-1, count - 1)
@@ -432,11 +430,7 @@ class Server:
 
 
 def _path(parents: Sequence[int], node: int) -> list[int]:
-    found = []
-    while node >= 0:
-        found.insert(0, node)
-        node = parents[node]
-    return found
+    return [*_path(parents, parents[node]), node] if node >= 0 else []
 
 
 @pytest.fixture(autouse=True)
