@@ -35,4 +35,6 @@ def summary(report: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(summary(json.loads(Path(sys.argv[1]).read_text())), indent=1))
+    print(
+        json.dumps([summary(json.loads(Path(one).read_text())) for one in sys.argv[1:]], indent=1)
+    )
