@@ -12,7 +12,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-__all__ = ["convolve", "convolve_step", "gather_windows", "node_places", "select_nodes"]
+__all__ = [
+    "convolve",
+    "convolve_step",
+    "gather_windows",
+    "node_places",
+    "select_nodes",
+    "sum_taps",
+]
 
 #: Input elements of a block: its float32 temporaries stay in a core's second-level cache.
 _BLOCK: Final = 1 << 17
