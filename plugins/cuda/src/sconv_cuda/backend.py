@@ -55,14 +55,10 @@ class CudaBackend(BackendBase):
         self._convolutions = Convolutions(spec, self.pool, self._launch)
         self._metadata = Metadata(spec, self.pool, self._launch)
         self._commits = Commits(spec, self.pool, self._launch)
-        self._verified_slots = False
-        self._verified_tree = False
 
     def _begin(self, batch: ForwardBatch) -> None:
         super()._begin(batch)
         if batch.forward_mode is ForwardMode.TARGET_VERIFY:
-            self._verified_slots = batch.slots is not None
-            self._verified_tree = batch.is_tree
             self._commits.prepare()
 
     def _fill(self, meta: ShortConvMetadata, batch: ForwardBatch, buffers: MetadataBuffers) -> None:
@@ -137,8 +133,8 @@ class CudaBackend(BackendBase):
             mamba_track_indices,
             mamba_steps_to_track,
             drafts=self.verify_tokens,
-            slots=self._verified_slots,
-            tree=self._verified_tree,
+            slots=self.verify_by_slots,
+            tree=self.verify_tree,
         )
 
     @hookimpl
