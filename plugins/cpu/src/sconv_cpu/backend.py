@@ -45,7 +45,7 @@ class CpuBackend(DenseBackend):
         self._single_slot = 0
         self._single_rows: dict[int, SingleRow] = {}
         self._many_rows: dict[tuple[int, bool], ManyRows] = {}
-        self._scratch = torch.empty(0)
+        self._scratch = torch.empty(0, dtype=spec.dtype)
 
     @hookimpl
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
@@ -102,23 +102,15 @@ class CpuBackend(DenseBackend):
         return kept
 
     def _read_once(self, state: StateRows, meta: ShortConvMetadata) -> Tensor:
-        if self.spec.window_axis == "channel":
+        if meta.padded or self.spec.window_axis == "channel":
             return super()._read_once(state, meta)
         shape = (meta.batch_size, self.spec.window_size, state.dim)
-        return state.read(meta.safe_idx, out=self._scratch_of(meta, self.spec.dtype, shape))
-
-    def _scratch_of(
-        self, meta: ShortConvMetadata, dtype: torch.dtype, shape: tuple[int, ...]
-    ) -> Tensor:
-        """Return memory for what nothing needs after the call, kept as ``_many_rows_for`` keeps."""
-        if meta.padded:
-            return torch.empty(shape, dtype=dtype)
         size = math.prod(shape)
-        if self._scratch.dtype is not dtype or self._scratch.numel() < size:
+        if self._scratch.numel() < size:
             # A tensor made under inference mode could not be written outside of it later.
             with torch.inference_mode(False):
-                self._scratch = torch.empty(size, dtype=dtype)
-        return self._scratch[:size].view(shape)
+                self._scratch = torch.empty(size, dtype=self.spec.dtype)
+        return state.read(meta.safe_idx, out=self._scratch[:size].view(shape))
 
     def _decode_single(self, x: Tensor, taps: Taps, window: Tensor) -> Tensor:
         """Decode one row: ``[1, D]`` and its window ``[K-1, D]``, a view of the state."""
