@@ -91,6 +91,25 @@ def _bucket(kind: str, rows: int, seed: int) -> Step:
     return step
 
 
+def _replay_as(
+    harness: Harness,
+    step: Step,
+    batch: ForwardBatch,
+    inputs: dict[tuple[int, str], Tensor],
+    replay: Callable[[], None],
+    outputs: dict[tuple[int, str], Tensor],
+) -> None:
+    """Load another step into what a graph was captured with, replay it, and ask the oracle."""
+    refill(harness)
+    load_into(batch, harness.batch(step))
+    for key, value in harness.inputs(step.num_tokens).items():
+        inputs[key].copy_(value)
+    before = harness.state()
+    harness.backend.init_forward_metadata_out_graph(batch)
+    replay()
+    harness.check(step, inputs, before, outputs)
+
+
 class Graphs:
     """Tests of :class:`sconv_contract.BackendContract`."""
 
@@ -160,14 +179,7 @@ class Graphs:
         replay, outputs = capture(backend.device, step)
         for seed in (1, 2, 3):
             other = captured_step(kind, seed)
-            refill(harness)
-            load_into(batch, harness.batch(other))
-            for key, value in harness.inputs(other.num_tokens).items():
-                inputs[key].copy_(value)
-            before = harness.state()
-            backend.init_forward_metadata_out_graph(batch)
-            replay()
-            harness.check(other, inputs, before, outputs)
+            _replay_as(harness, other, batch, inputs, replay, outputs)
 
     @keeps("SCV443")
     def test_graphs_of_one_backend_live_side_by_side(self, subject: Subject) -> None:
@@ -195,14 +207,7 @@ class Graphs:
         for seed, order in ((1, graphs), (2, graphs[::-1])):
             for kind, rows, batch, inputs, replay, outputs in order:
                 other = _bucket(kind, rows, seed)
-                refill(harness)
-                load_into(batch, harness.batch(other))
-                for key, value in harness.inputs(other.num_tokens).items():
-                    inputs[key].copy_(value)
-                before = harness.state()
-                backend.init_forward_metadata_out_graph(batch)
-                replay()
-                harness.check(other, inputs, before, outputs)
+                _replay_as(harness, other, batch, inputs, replay, outputs)
 
     @keeps("SCV444")
     @every_kind
