@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import sconv
-from sconv.dense import DenseBackend
-from sconv.observers import Observers
-from sconv.validation import bind
+from sconv.discovery.load_check import bind
+from sconv.discovery.observers import Observers
+from sconv.torch_backend.backend import TorchBackend
 
 CORPUS = Path(__file__).parent / "corpus"
 BYTES = re.compile(rb"\{\{([0-9a-f ]+)\}\}")
@@ -100,7 +100,7 @@ def corpus() -> tuple[list[Case], list[Case]]:
 def capabilities() -> sconv.Capabilities:
     """What core's own hooks can do, declared recordable."""
     return sconv.Capabilities(
-        window_layouts=DenseBackend.window_layouts, graph_capture=True, trees=True, rollback=True
+        window_layouts=TorchBackend.window_layouts, graph_capture=True, trees=True, rollback=True
     )
 
 

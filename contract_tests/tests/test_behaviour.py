@@ -14,17 +14,17 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 
 import sconv
 from sconv import ForwardMode
-from sconv.dense import DenseBackend
 from sconv.hookspecs import hookimpl
-from sconv.metadata import MetadataBuffers
+from sconv.step.metadata import MetadataBuffers
 from sconv.testing.poison import PoisonedMemory
 from sconv.testing.recording import HostSyncError
+from sconv.torch_backend.backend import TorchBackend
 from sconv_contract import BackendContract
 from sconv_contract.behaviour.rules import BEHAVIOUR, rule_of
 from sconv_contract.behaviour.subject import Subject
 
 
-class Fault(DenseBackend):
+class Fault(TorchBackend):
     """A backend that does something else after it convolved."""
 
     def after(self, y: torch.Tensor, x: torch.Tensor, layer_id: int, stream: str) -> torch.Tensor:
@@ -50,14 +50,14 @@ def wrong_in(mode: ForwardMode) -> type:
     return Wrong
 
 
-class RefusesWidthSeven(DenseBackend):
+class RefusesWidthSeven(TorchBackend):
     def __init__(self, *, spec, device, pool):
         if spec.kernel_size == 7:
             raise RuntimeError("no kernel for this width")
         super().__init__(spec=spec, device=device, pool=pool)
 
 
-class IdleWrites(DenseBackend):
+class IdleWrites(TorchBackend):
     @hookimpl
     def init_forward_metadata(self, forward_batch):
         super().init_forward_metadata(forward_batch)
@@ -72,7 +72,7 @@ class VerifyWrites(Fault):
         return y
 
 
-class CountsFromOne(DenseBackend):
+class CountsFromOne(TorchBackend):
     @hookimpl
     def update_mamba_state_after_mtp_verify(
         self, last_correct_step_indices, mamba_track_indices, mamba_steps_to_track, req_pool_indices
@@ -93,7 +93,7 @@ class RemembersTheFirstStep(Fault):
         return y if self.first is self.mode else y + 1
 
 
-class GroupDropsBiases(DenseBackend):
+class GroupDropsBiases(TorchBackend):
     @hookimpl
     def short_conv_group(
         self, xs, weights, layer_id, streams, forward_batch, biases, activation, residual
@@ -104,7 +104,7 @@ class GroupDropsBiases(DenseBackend):
         ]
 
 
-class AssumesItsOwnNumbers(DenseBackend):
+class AssumesItsOwnNumbers(TorchBackend):
     def __init__(self, *, spec, device, pool):
         super().__init__(spec=spec, device=device, pool=pool)
         self.pool.virtual_to_physical = None
@@ -119,7 +119,7 @@ class KeepsOtherWindows(Fault):
         return y
 
 
-class InfersChains(DenseBackend):
+class InfersChains(TorchBackend):
     def _fill(self, meta, batch, buffers):
         super()._fill(
             meta, replace(batch, parents=None, next_token=None, next_sibling=None), buffers
@@ -129,7 +129,7 @@ class InfersChains(DenseBackend):
             meta.tree_taps.copy_(taps)
 
 
-class IgnoresPadding(DenseBackend):
+class IgnoresPadding(TorchBackend):
     def _is_padded(self, meta):
         return False
 
@@ -146,7 +146,7 @@ class MultipliesByTheMask(Fault):
         return y + (rows * 0).sum().to(y.dtype)
 
 
-class CommitsToTheLastForward(DenseBackend):
+class CommitsToTheLastForward(TorchBackend):
     """It goes to whatever slots the last forward left behind."""
 
     @hookimpl
@@ -168,18 +168,18 @@ class DependsOnTheBatch(Fault):
         return y * (1 + self.forward_metadata.batch_size / 64)
 
 
-class ChecksNothing(DenseBackend):
+class ChecksNothing(TorchBackend):
     def _plan(self, batch):
         return batch.num_tokens or int(batch.extend_seq_lens.sum())
 
 
-class CopiesMetadata(DenseBackend):
+class CopiesMetadata(TorchBackend):
     @hookimpl
     def conv_state_metadata(self, layer_id, forward_batch):
         return replace(super().conv_state_metadata(layer_id, forward_batch))
 
 
-class KeepsItsMetadata(DenseBackend):
+class KeepsItsMetadata(TorchBackend):
     _kept = None
 
     @property
@@ -191,18 +191,18 @@ class KeepsItsMetadata(DenseBackend):
         self._kept = value or self._kept
 
 
-class SnapshotsTheEnd(DenseBackend):
+class SnapshotsTheEnd(TorchBackend):
     def _fill(self, meta, batch, buffers):
         super()._fill(meta, replace(batch, mamba_track_seqlens=None), buffers)
 
 
-class WarmsUpOnLiveState(DenseBackend):
+class WarmsUpOnLiveState(TorchBackend):
     @hookimpl
     def warmup(self):
         self.pool.layers[0].zero_()
 
 
-class LetsRowsShareASlot(DenseBackend):
+class LetsRowsShareASlot(TorchBackend):
     def _plan(self, batch):
         with pytest.MonkeyPatch.context() as environment:
             environment.delenv("SCONV_CHECK", raising=False)
@@ -210,7 +210,7 @@ class LetsRowsShareASlot(DenseBackend):
 
 
 def on_weights(change: Callable[[torch.Tensor], torch.Tensor]) -> type:
-    class Changes(DenseBackend):
+    class Changes(TorchBackend):
         @hookimpl
         def short_conv(
             self, x, weight, layer_id, stream, forward_batch, bias, activation, residual
@@ -232,13 +232,13 @@ def flips_if_3d(weight: torch.Tensor) -> torch.Tensor:
     return weight.flip(2) if weight.dim() == 3 else weight
 
 
-class AsksTheDevice(DenseBackend):
+class AsksTheDevice(TorchBackend):
     def _fill(self, meta, batch, buffers):
         super()._fill(meta, batch, buffers)
         self.longest = meta.cu.max().item()
 
 
-class AllocatesEachStep(DenseBackend):
+class AllocatesEachStep(TorchBackend):
     @hookimpl
     def init_forward_metadata_in_graph(self, forward_batch):
         buffers = MetadataBuffers(
@@ -250,7 +250,7 @@ class AllocatesEachStep(DenseBackend):
         self.forward_metadata = meta
 
 
-class BakesSlotsIn(DenseBackend):
+class BakesSlotsIn(TorchBackend):
     """What the host saw at capture is what every replay uses."""
 
     @hookimpl
@@ -267,7 +267,7 @@ class BakesSlotsIn(DenseBackend):
         super()._fill(meta, replace(batch, req_pool_indices=rows, slots=slots), buffers)
 
 
-class KeepsAStaticCopy(DenseBackend):
+class KeepsAStaticCopy(TorchBackend):
     """What a graph reads is written by the host into the newest capture's copy alone."""
 
     seen = None
@@ -289,7 +289,7 @@ class KeepsAStaticCopy(DenseBackend):
         super()._fill(meta, batch, buffers)
 
 
-class CommitsInInt64Alone(DenseBackend):
+class CommitsInInt64Alone(TorchBackend):
     @hookimpl
     def update_mamba_state_after_mtp_verify(
         self, last_correct_step_indices, mamba_track_indices, mamba_steps_to_track, req_pool_indices
@@ -314,13 +314,13 @@ def stops_at(mode: ForwardMode, dim: int, tokens: int) -> type:
     return Small
 
 
-class KeepsScratch(DenseBackend):
+class KeepsScratch(TorchBackend):
     def _fill(self, meta, batch, buffers):
         super()._fill(meta, batch, buffers)
         self.scratch = torch.empty(64)
 
 
-class GrowsItsBuffers(DenseBackend):
+class GrowsItsBuffers(TorchBackend):
     @hookimpl
     def init_graph_state(self, max_bs, max_num_tokens):
         self._buffers = None
@@ -452,7 +452,7 @@ def test_every_rule_has_tests_and_a_fault():
         assert list(_tests_of(rule)), rule
 
 
-class KeepsInputsAlone(DenseBackend):
+class KeepsInputsAlone(TorchBackend):
     """Its windows are made from the row's own, so a row that is verified must not move on."""
 
     window_layouts = ("inputs",)

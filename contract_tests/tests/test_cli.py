@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
-from sconv.cli import main
+from sconv.cli.main import main
 from sconv_contract.rules import RULES
 from sconv_contract.rules.every import EVERY
 
@@ -257,7 +257,7 @@ def test_it_needs_no_torch_and_imports_nothing_of_the_plugin(case, tmp_path):
     package.write_text("raise SystemExit('imported')\n")
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from sconv.cli import main\n"
+        "from sconv.cli.main import main\n"
         f"code = main(['verify', {str(folder)!r}])\n"
         "assert not any(name.startswith('sconv_npu') for name in sys.modules)\n"
         "raise SystemExit(code)"

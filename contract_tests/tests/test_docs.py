@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sconv.cli import main
+from sconv.cli.main import main
 from sconv_contract.behaviour.rules import BEHAVIOUR
 from sconv_contract.cli import parser
 from sconv_contract.expected import read_expectations

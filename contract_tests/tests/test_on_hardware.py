@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sconv import Available, BackendInfo, Capabilities
-from sconv.cli import main
+from sconv.cli.main import main
 from sconv_contract import cli
 from sconv_contract.behaviour import hardware
 from sconv_contract.findings import Report
@@ -29,7 +29,7 @@ def info(device: str) -> BackendInfo:
 @pytest.fixture
 def made(monkeypatch):
     """A backend for npu that says it can run here."""
-    monkeypatch.setattr(hardware.discovery, "backends", lambda: [info("npu")])
+    monkeypatch.setattr(hardware, "backends", lambda: [info("npu")])
     monkeypatch.setattr(hardware, "selected", lambda name: info("npu"))
     monkeypatch.setattr(cli, "locate", lambda name: types.SimpleNamespace(pyproject=None))
 

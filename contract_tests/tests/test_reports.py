@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
-from sconv.cli import main
+from sconv.cli.main import main
 from sconv_contract.behaviour.command import causes_once
 from sconv_contract.findings import Finding, Report, Severity, State
 from sconv_contract.report import FORMATS

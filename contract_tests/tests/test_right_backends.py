@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sconv
-from sconv.dense import DenseBackend
+from sconv.torch_backend.backend import TorchBackend
 from sconv_contract import BackendContract
 from sconv_contract.behaviour.subject import Subject
 
@@ -19,13 +19,13 @@ class TestDense(BackendContract):
 
     @pytest.fixture
     def backend(self, builder: Callable[..., Any]) -> Callable[..., sconv.Backend]:
-        return builder(DenseBackend)
+        return builder(TorchBackend)
 
 
 def test_a_backend_without_capabilities_is_asked_for_nothing_more(builder):
     """It may do without speculation, graphs, float16 and widths above 5."""
     can = sconv.Capabilities(window_axes=("channel",), dtypes=("float32",), kernel_sizes=(3, 5))
-    subject = Subject.of(builder(DenseBackend, can))
+    subject = Subject.of(builder(TorchBackend, can))
     drawn = sconv.StateSpec(
         num_layers=1,
         streams=[sconv.Stream("a", 3)],

@@ -8,9 +8,9 @@ import tomllib
 
 import pytest
 
-from sconv.discovery import resolve_factory, select
+from sconv.discovery.load_check import check_implementation
+from sconv.discovery.selection import resolve_factory, select
 from sconv.errors import SconvError
-from sconv.validation import check_implementation
 
 _numbers = itertools.count()
 

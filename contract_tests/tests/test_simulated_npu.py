@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from sconv import Available, BackendInfo
-from sconv.cli import main
+from sconv.cli.main import main
 from sconv_contract import cli, simulated_npu
 from sconv_contract.behaviour import simulated
 from sconv_contract.behaviour.command import place_of

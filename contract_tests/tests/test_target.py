@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from sconv.cli import main
+from sconv.cli.main import main
 
 
 @pytest.fixture

@@ -223,7 +223,7 @@ _MEASURED: Final = """
 import json, re, resource, sys
 from pathlib import Path
 from typing import Final
-from sconv.cli import main
+from sconv.cli.main import main
 code = main(sys.argv[1:])
 used = resource.getrusage(resource.RUSAGE_SELF)
 status = Path("/proc/self/status")

@@ -18,11 +18,11 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import sconv
-import sconv.discovery
+import sconv.discovery.selection
 from sconv import StateSpec, Stream
+from sconv.discovery.info import Available, BackendInfo, Broken, Origin
+from sconv.discovery.load_check import check_implementation
 from sconv.errors import ContractError
-from sconv.plugin import Available, BackendInfo, Broken, Origin
-from sconv.validation import check_implementation
 
 settings.register_profile(
     "repeatable",
@@ -131,7 +131,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     standard = [paths["stdlib"], str(Path(paths["stdlib"]) / "lib-dynload")]
     monkeypatch.setattr(sys, "path", [str(made.root), *standard])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    monkeypatch.setattr(sconv.discovery, "_described", {})
+    monkeypatch.setattr(sconv.discovery.selection, "_described", {})
     monkeypatch.delenv("SCONV_BACKEND", raising=False)
     importlib.invalidate_caches()
     before = set(sys.modules)

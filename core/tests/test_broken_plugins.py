@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import sconv
-from sconv.discovery import resolve_factory, select
+from sconv.discovery.info import Available, BackendInfo
+from sconv.discovery.selection import resolve_factory, select
 from sconv.errors import BackendUnavailableError, PluginError
-from sconv.plugin import Available, BackendInfo
 
 
 def _method(head: str, mark: str = "@hookimpl") -> str:
@@ -26,7 +26,7 @@ def test_plug_10_an_attribute_that_does_not_exist(site):
 def test_plug_10_the_environment_keeps_a_broken_plugin_from_being_imported(alone):
     alone.plugin("npu", head="print('imported')\nraise SystemExit(3)")
     alone.plugin("host")
-    code = "import sconv.discovery as d; print(d.select().name)"
+    code = "import sconv.discovery.selection as d; print(d.select().name)"
     assert alone.python("-c", "import sconv").stdout == ""
     assert alone.python("-c", code).stdout == "imported\nhost\n"
     assert alone.python("-c", code, environment={"SCONV_BACKEND": "host"}).stdout == "host\n"
@@ -142,7 +142,7 @@ def test_another_contract_is_refused_with_both_numbers(site, contract, upgrade):
 
 
 def test_an_older_minor_contract_is_fine(site, monkeypatch):
-    monkeypatch.setattr("sconv.discovery.CONTRACT_VERSION", (1, 3))
+    monkeypatch.setattr("sconv.discovery.selection.CONTRACT_VERSION", (1, 3))
     site.plugin("npu", contract=(1, 2))
     assert select("npu").contract == (1, 2)
 

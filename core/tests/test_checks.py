@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from sconv import BatchError, ConvStatePool, ForwardBatch, GraphBufferError, StateSpec, Stream
-from sconv.checks import check_batch, check_commit
 from sconv.errors import MetadataError
+from sconv.step.batch_checks import check_batch, check_commit
 
 SPEC = StateSpec(
     num_layers=1,

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from sconv import cli
+from sconv.cli import main as cli
 
 #: The promise is 0.3 s; a slow machine may take twice as long.
 SECONDS = 0.6
@@ -247,7 +247,7 @@ def test_listing_is_quick_and_imports_no_torch(alone):
         assert "sconv-plugin-cpu" in done.stdout
         assert min(taken) < SECONDS
     code = (
-        "import sys; from sconv.cli import main; main(['backends']);"
+        "import sys; from sconv.cli.main import main; main(['backends']);"
         "print({'torch', 'triton', 'torch_npu', 'numpy'} & set(sys.modules))"
     )
     assert alone.python("-c", code).stdout.endswith("set()\n")

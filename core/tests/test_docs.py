@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 import sconv
+import sconv.engine.registry
 import sconv.errors
-import sconv.registry
 from sconv.hookspecs import MUST_USE, OPTIONAL_HOOKS, DiscoverySpec, StepSpec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,7 +130,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     # Empty is unset to sconv; set, so that what a page puts there is taken back.
     monkeypatch.setenv("SCONV_BACKEND", "")
     monkeypatch.setenv("SCONV_CHECK", "")
-    monkeypatch.setattr(sconv.registry, "_SPECS", list(sconv.registry._SPECS))
+    monkeypatch.setattr(sconv.engine.registry, "_SPECS", list(sconv.engine.registry._SPECS))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_title)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from sconv import ForwardBatch, GraphBufferError, StateSpec, Stream
-from sconv.dense import DenseBackend
-from sconv.metadata import MetadataBuffers
+from sconv.step.metadata import MetadataBuffers
 from sconv.testing.captures import tensors_of
 from sconv.testing.harness import assert_same_bits
+from sconv.torch_backend.backend import TorchBackend
 
 SPEC = StateSpec(
     num_layers=1,
@@ -46,7 +46,7 @@ def batches() -> dict[str, ForwardBatch]:
 @pytest.mark.parametrize("kind", batches())
 def test_a_static_step_equals_an_eager_one(kind: str) -> None:
     """Whatever the buffers held before."""
-    backend = DenseBackend(spec=SPEC, device=CPU, pool=None)
+    backend = TorchBackend(spec=SPEC, device=CPU, pool=None)
     backend.init_graph_state(4, 16)
     batch = batches()[kind]
     backend.init_forward_metadata(batch)
@@ -94,7 +94,7 @@ def test_taps_of_fewer_draft_tokens_are_packed() -> None:
 
 def test_links_of_a_chain_get_taps_although_its_spec_has_no_trees() -> None:
     """At the first such step; they stay where they are, also out of inference mode."""
-    backend = DenseBackend(
+    backend = TorchBackend(
         spec=replace(SPEC, draft_topk=1, window_layout="inputs"), device=CPU, pool=None
     )
     backend.init_graph_state(4, 16)
@@ -137,7 +137,7 @@ def test_what_does_not_fit_names_both_sizes(rows: int, tokens: int) -> None:
 def test_sizes_that_no_memory_holds(rows: int, drafts: int) -> None:
     """Past what any address space has, and past what a tensor can be asked for."""
     spec = replace(SPEC, max_draft_tokens=drafts, draft_topk=1)
-    backend = DenseBackend(spec=spec, device=CPU, pool=None)
+    backend = TorchBackend(spec=spec, device=CPU, pool=None)
     windows = backend.pool.windows
     before = (windows.rows, windows.nbytes)
     if drafts > 1:
@@ -153,7 +153,7 @@ def test_sizes_that_no_memory_holds(rows: int, drafts: int) -> None:
 
 
 def test_buffers_are_sized_once() -> None:
-    backend = DenseBackend(spec=SPEC, device=CPU, pool=None)
+    backend = TorchBackend(spec=SPEC, device=CPU, pool=None)
     with pytest.raises(GraphBufferError, match="at least one row and a token per row"):
         backend.init_graph_state(4, 3)
     assert backend.max_rows == SPEC.max_requests
@@ -175,14 +175,14 @@ def test_buffers_are_sized_once() -> None:
 
 
 def test_buffers_make_room_for_padded_verify_rows() -> None:
-    backend = DenseBackend(spec=SPEC, device=CPU, pool=None)
+    backend = TorchBackend(spec=SPEC, device=CPU, pool=None)
     assert backend.pool.windows.rows == 3
     backend.init_graph_state(6, 18)
     assert backend.pool.windows.rows == 6
 
 
 def test_buffers_made_under_inference_mode_can_be_filled_outside() -> None:
-    backend = DenseBackend(spec=SPEC, device=CPU, pool=None)
+    backend = TorchBackend(spec=SPEC, device=CPU, pool=None)
     with torch.inference_mode():
         backend.init_graph_state(4, 16)
     for batch in batches().values():

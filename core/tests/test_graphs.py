@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sconv import SpecError
-from sconv.graphs import capture, has_graphs
+from sconv.engine.graphs import capture, has_graphs
 
 
 def test_the_host_has_no_graphs():

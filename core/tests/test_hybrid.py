@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from sconv import ForwardBatch, ForwardMode, StateSpec, Stream
-from sconv.backend import Backend
-from sconv.dense import DenseBackend
+from sconv.discovery.info import Available, BackendInfo
+from sconv.discovery.load_check import bind
+from sconv.discovery.observers import Observers
+from sconv.engine.backend import Backend
+from sconv.engine.hybrid import FullAttentionBackend, HybridBackend, wrap_for_draft_extend
 from sconv.errors import ContractError
-from sconv.hybrid import FullAttentionBackend, HybridBackend, wrap_for_draft_extend
-from sconv.observers import Observers
-from sconv.plugin import Available, BackendInfo
-from sconv.validation import bind
+from sconv.torch_backend.backend import TorchBackend
 
 K = 4
 
@@ -111,8 +111,8 @@ def spec_of(max_draft_tokens: int = 1) -> StateSpec:
 
 
 def dense_backend(spec: StateSpec) -> Backend:
-    implementation = DenseBackend(spec=spec, device=torch.device("cpu"), pool=None)
-    info = BackendInfo("dense", "cpu", (1, 0), "sconv.dense:DenseBackend", lambda: Available(0))
+    implementation = TorchBackend(spec=spec, device=torch.device("cpu"), pool=None)
+    info = BackendInfo("dense", "cpu", (1, 0), "sconv.plugin:TorchBackend", lambda: Available(0))
     hooks, manager = bind(implementation, info)
     return Backend(
         info=info,

@@ -6,17 +6,20 @@ from pathlib import Path
 import pytest
 
 import sconv
+import sconv.plugin
 
 NEEDS_TORCH = ["StateSpec", "Stream", "ForwardBatch", "ForwardMode", "ConvStatePool", "Backend"]
 NEEDS_TORCH += ["ShortConvMetadata", "load_backend", "nn", "reference"]
-NEEDS_TORCH += ["plan", "Plan", "LayoutPlan"]
+NEEDS_TORCH += ["plan", "Plan", "LayoutPlan", "CapturedStep", "capture", "has_graphs"]
+NEEDS_TORCH += ["FullAttentionBackend", "HybridBackend", "wrap_for_draft_extend", "WindowLayout"]
+NEEDS_TORCH += ["align_track_seqlens", "crossing_steps", "decode_track_mask", "verify_step_indices"]
 
 
 def test_importing_sconv_imports_next_to_nothing(alone):
     code = (
         "import sys; before = set(sys.modules); import sconv; new = set(sys.modules) - before;"
-        "print(sorted(name.partition('.')[0] for name in new"
-        " if name.partition('.')[0] not in sys.stdlib_module_names))"
+        "print(sorted({name.partition('.')[0] for name in new"
+        " if name.partition('.')[0] not in sys.stdlib_module_names}))"
     )
     assert alone.python("-c", code).stdout == "['sconv']\n"
 
@@ -50,27 +53,35 @@ def test_another_missing_module_is_not_blamed_on_torch(alone):
     assert "needs torch" not in done.stderr
 
 
-def test_every_public_name_is_there_and_remembered():
-    for name in sconv.__all__:
-        value = getattr(sconv, name)
-        assert vars(sconv)[name] is value
-        assert name in dir(sconv)
+@pytest.mark.parametrize("door", [sconv, sconv.plugin])
+def test_every_public_name_is_there_and_remembered(door):
+    for name in door.__all__:
+        value = getattr(door, name)
+        assert vars(door)[name] is value
+        assert name in dir(door)
 
 
-def test_the_three_lists_of_public_names_agree():
-    tree = ast.parse(Path(sconv.__file__).read_text())
+@pytest.mark.parametrize("door", [sconv, sconv.plugin])
+def test_type_checkers_and_python_find_a_public_name_in_the_same_module(door):
+    tree = ast.parse(Path(door.__file__).read_text())
     (typed,) = (
         node
         for node in tree.body
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     )
-    declared = {"__version__": ""}
-    for node in typed.body:
-        if isinstance(node, ast.ImportFrom):
-            declared |= {alias.name: node.module or "" for alias in node.names}
-    lazy = {"__version__": "", **dict.fromkeys(sconv._SUBMODULES, ""), **sconv._MODULE_OF}
+    declared = {
+        alias.name: node.module or ""
+        for node in typed.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname == alias.name
+    }
+    modules = getattr(door, "_MODULES", {})
+    lazy = {name: module.rpartition(".")[0] for name, module in modules.items()}
+    lazy |= {name: module for module, names in door._HOMES.items() for name in names}
     assert declared == lazy
-    assert set(sconv.__all__) == set(lazy)
+    assert set(door.__all__) - {"__version__"} == set(lazy)
+    assert len(door.__all__) == len(set(door.__all__))
 
 
 def test_an_unknown_name_is_an_attribute_error():

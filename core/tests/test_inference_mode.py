@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sconv.batch import ForwardBatch
-from sconv.dense import DenseBackend
-from sconv.spec import StateSpec, Stream
+from sconv.state.spec import StateSpec, Stream
+from sconv.step.batch import ForwardBatch
+from sconv.torch_backend.backend import TorchBackend
 
 
 @pytest.mark.parametrize("axis", ["time", "channel"])
@@ -25,7 +25,7 @@ def test_inference_mode_may_change_between_steps(axis, first):
     )
     weight, x = torch.ones(8, 4), torch.ones(3, 8)
     with torch.no_grad():
-        backend = DenseBackend(spec=spec, device=torch.device("cpu"), pool=None)
+        backend = TorchBackend(spec=spec, device=torch.device("cpu"), pool=None)
         slots = backend.pool.alloc(1)
         for inference in (first, not first, first):
             with torch.inference_mode(inference):

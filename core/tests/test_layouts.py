@@ -29,16 +29,16 @@ from sconv import (
     StateSpec,
     Stream,
 )
-from sconv.dense import DenseBackend
-from sconv.observers import Observers
+from sconv.discovery.load_check import bind
+from sconv.discovery.observers import Observers
+from sconv.state.windows import LAYOUTS, choose_layout, make_windows
 from sconv.testing.digits import digit_inputs, digit_weight, fill_pool, read_window, run_digits
 from sconv.testing.harness import Harness, assert_same_bits
 from sconv.testing.poison import poison_
 from sconv.testing.recording import record
 from sconv.testing.steps import Step
 from sconv.testing.strategies import live_slots, steps
-from sconv.validation import bind
-from sconv.windows import LAYOUTS, choose_layout, make_windows
+from sconv.torch_backend.backend import TorchBackend
 
 CPU = torch.device("cpu")
 INFO = BackendInfo(
@@ -47,7 +47,7 @@ INFO = BackendInfo(
     (1, 0),
     "nowhere:create",
     lambda: Available(1),
-    Capabilities(window_layouts=DenseBackend.window_layouts, trees=True, rollback=True),
+    Capabilities(window_layouts=TorchBackend.window_layouts, trees=True, rollback=True),
 )
 every_layout = pytest.mark.parametrize("layout", list(LAYOUTS))
 every_axis = pytest.mark.parametrize("axis", ["time", "channel"])
@@ -56,7 +56,7 @@ TREE = torch.tensor([[-1, 0, 0]], dtype=torch.int32)
 
 
 def build(spec: StateSpec, pool: ConvStatePool | None = None) -> Backend:
-    implementation = DenseBackend(spec=spec, device=CPU, pool=pool)
+    implementation = TorchBackend(spec=spec, device=CPU, pool=pool)
     hooks, manager = bind(implementation, INFO)
     return Backend(
         info=INFO,
@@ -204,7 +204,7 @@ def test_a_layout_that_does_not_exist(spec_of: Callable[..., StateSpec]) -> None
 def test_a_layout_that_the_backend_does_not_keep(
     spec_of: Callable[..., StateSpec], serve: Callable[..., None]
 ) -> None:
-    serve(DenseBackend, ("dense", "inputs"))
+    serve(TorchBackend, ("dense", "inputs"))
     assert sconv.load_backend(spec=spec_of()).pool.window_layout == "dense"
     asked = spec_of(window_layout="inputs")
     assert sconv.load_backend(spec=asked).pool.window_layout == "inputs"
@@ -216,14 +216,14 @@ def test_a_layout_that_the_backend_does_not_keep(
 def test_a_backend_that_keeps_another_layout_than_it_declares(
     spec_of: Callable[..., StateSpec], serve: Callable[..., None]
 ) -> None:
-    serve(DenseBackend, ("inputs", "dense"))
+    serve(TorchBackend, ("inputs", "dense"))
     with pytest.raises(ContractError, match=r"gets 'inputs', and built 'dense'.*window_layouts"):
         sconv.load_backend(spec=spec_of())
     # Without speculation nothing is kept in any layout.
     sconv.load_backend(spec=spec_of(max_draft_tokens=1))
 
 
-class _Inputs(DenseBackend):
+class _Inputs(TorchBackend):
     window_layouts = ("inputs", "dense")
 
 
@@ -254,14 +254,14 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Install one backend: a class, and the layouts that its plugin declares."""
     monkeypatch.delenv("SCONV_BACKEND", raising=False)
 
-    def install(kind: type[DenseBackend], layouts: tuple[str, ...]) -> None:
+    def install(kind: type[TorchBackend], layouts: tuple[str, ...]) -> None:
         can = Capabilities(window_layouts=layouts, trees=True, rollback=True)
         state = Available(1)
         info = BackendInfo(
             "mine", "cpu", (1, 0), "here:create", lambda: state, can, availability=state
         )
-        monkeypatch.setattr("sconv.discovery.backends", lambda: [info])
-        monkeypatch.setattr("sconv.loading.resolve_factory", lambda info: kind)
+        monkeypatch.setattr("sconv.discovery.selection.backends", lambda: [info])
+        monkeypatch.setattr("sconv.engine.loading.resolve_factory", lambda info: kind)
 
     return install
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import sconv
-import sconv.discovery
-import sconv.loading
-from sconv.dense import DenseBackend
-from sconv.plugin import Available, BackendInfo, Capabilities
+import sconv.discovery.selection
+import sconv.engine.loading
+from sconv.discovery.info import Available, BackendInfo, Capabilities
+from sconv.torch_backend.backend import TorchBackend
 
 ALL = Capabilities(graph_capture=False, trees=True, rollback=True)
 
@@ -50,17 +50,17 @@ def installed(monkeypatch):
     def backends():
         return sorted(infos, key=lambda info: -info.availability.priority)
 
-    monkeypatch.setattr(sconv.discovery, "backends", backends)
+    monkeypatch.setattr(sconv.discovery.selection, "backends", backends)
     monkeypatch.delenv("SCONV_BACKEND", raising=False)
     return add
 
 
 def _serve(monkeypatch, create):
-    monkeypatch.setattr(sconv.loading, "resolve_factory", lambda info: create)
+    monkeypatch.setattr(sconv.engine.loading, "resolve_factory", lambda info: create)
 
 
 def _dense(*, spec, device, pool):
-    return DenseBackend(spec=spec, device=torch.device("cpu"), pool=pool)
+    return TorchBackend(spec=spec, device=torch.device("cpu"), pool=pool)
 
 
 def test_a_device_narrows_the_automatic_choice(installed, monkeypatch):
@@ -70,7 +70,7 @@ def test_a_device_narrows_the_automatic_choice(installed, monkeypatch):
     assert sconv.load_backend(spec=_spec(), device="cpu").info.name == "slow"
     assert sconv.load_backend(spec=_spec()).info.name == "fast"
     with pytest.raises(sconv.BackendNotFoundError, match="serves 'npu' devices"):
-        sconv.discovery.select(device_type="npu")
+        sconv.discovery.selection.select(device_type="npu")
 
 
 @pytest.mark.parametrize(
@@ -164,8 +164,8 @@ def test_importing_the_factory_may_be_what_makes_torch_know_the_device(installed
         known.append(info.name)
         return _dense
 
-    monkeypatch.setattr(sconv.loading, "torch", types.SimpleNamespace(device=device))
-    monkeypatch.setattr(sconv.loading, "resolve_factory", resolve)
+    monkeypatch.setattr(sconv.engine.loading, "torch", types.SimpleNamespace(device=device))
+    monkeypatch.setattr(sconv.engine.loading, "resolve_factory", resolve)
     assert sconv.load_backend(spec=_spec()).info.name == "acme"
 
 
@@ -186,7 +186,7 @@ def test_the_host_has_no_index(installed, monkeypatch, device):
 
     def create(*, spec, device, pool):
         seen.append(device)
-        return DenseBackend(spec=spec, device=device, pool=pool)
+        return TorchBackend(spec=spec, device=device, pool=pool)
 
     _serve(monkeypatch, create)
     backend = sconv.load_backend(spec=_spec(), device=device)

@@ -21,9 +21,9 @@ from sconv import (
     Stream,
     reference,
 )
-from sconv.dense import DenseBackend
 from sconv.testing.steps import Step
 from sconv.testing.strategies import NUM_SLOTS, live_slots, specs, steps
+from sconv.torch_backend.backend import TorchBackend
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -40,8 +40,8 @@ DTYPES = {
 }
 
 
-def backend_of(spec: StateSpec, pool: ConvStatePool | None = None) -> DenseBackend:
-    return DenseBackend(spec=spec, device=torch.device("cpu"), pool=pool)
+def backend_of(spec: StateSpec, pool: ConvStatePool | None = None) -> TorchBackend:
+    return TorchBackend(spec=spec, device=torch.device("cpu"), pool=pool)
 
 
 def expected_fields(step: Step, spec: StateSpec) -> dict[str, list[Any]]:
@@ -114,7 +114,7 @@ def test_every_field_is_the_oracles(mode: ForwardMode, data: st.DataObject) -> N
         assert_fields(backend.forward_metadata, step, spec)
 
 
-def named(backend: DenseBackend, step: Step) -> ForwardBatch:
+def named(backend: TorchBackend, step: Step) -> ForwardBatch:
     """The step by request rows, of which one more row per entry is given its slot."""
     table = backend.pool.req_to_slot
     table.fill_(-1)
@@ -274,7 +274,7 @@ def tensors_of(meta: ShortConvMetadata | None) -> dict[str, torch.Tensor]:
 def test_nothing_outlives_the_mode_that_it_was_traced_in() -> None:
     device = torch.device("meta")
     spec = small_spec()
-    backend = DenseBackend(spec=spec, device=device, pool=ConvStatePool(spec, device))
+    backend = TorchBackend(spec=spec, device=device, pool=ConvStatePool(spec, device))
     batch = ForwardBatch.decode(slots=torch.empty(2, dtype=torch.int64, device=device))
     for mode in (FakeTensorMode(allow_non_fake_inputs=True), nullcontext()):
         with mode:

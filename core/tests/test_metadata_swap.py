@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from sconv.batch import ForwardBatch
-from sconv.dense import DenseBackend
-from sconv.spec import StateSpec, Stream
+from sconv.state.spec import StateSpec, Stream
+from sconv.step.batch import ForwardBatch
+from sconv.torch_backend.backend import TorchBackend
 
 K, D = 4, 3
 
 
-def _backend() -> DenseBackend:
+def _backend() -> TorchBackend:
     spec = StateSpec(
         num_layers=1,
         streams=[Stream("conv", D)],
@@ -21,10 +21,10 @@ def _backend() -> DenseBackend:
         dtype=torch.float32,
         max_draft_tokens=3,
     )
-    return DenseBackend(spec=spec, device=torch.device("cpu"), pool=None)
+    return TorchBackend(spec=spec, device=torch.device("cpu"), pool=None)
 
 
-def _run(backend: DenseBackend, batch: ForwardBatch, x: torch.Tensor, weight: torch.Tensor):
+def _run(backend: TorchBackend, batch: ForwardBatch, x: torch.Tensor, weight: torch.Tensor):
     return backend.short_conv(x, weight, 0, "conv", batch, None, None, True)
 
 

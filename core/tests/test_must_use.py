@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from sconv import signatures
-from sconv.dense import DenseBackend
+from sconv.discovery import signatures
+from sconv.discovery.load_check import check_implementation
+from sconv.discovery.signatures import is_read
 from sconv.hookspecs import hookimpl
-from sconv.signatures import is_read
 from sconv.testing.digits import digit_spec
-from sconv.validation import check_implementation
+from sconv.torch_backend.backend import TorchBackend
 
 COMMIT = "update_mamba_state_after_mtp_verify"
 
@@ -24,7 +24,7 @@ def commit(body: str) -> Any:
     lines = "\n    ".join(["print(last_correct_step_indices)", *body.splitlines()])
     scope: dict[str, Any] = {}
     exec(f"def {COMMIT}(self, {parameters}, req_pool_indices):\n    {lines}\n", scope)
-    made = type("Npu", (DenseBackend,), {COMMIT: hookimpl(scope[COMMIT])})
+    made = type("Npu", (TorchBackend,), {COMMIT: hookimpl(scope[COMMIT])})
     return made(spec=digit_spec(max_draft_tokens=2), device=torch.device("cpu"), pool=None)
 
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from sconv import ForwardBatch, StateSpec, Stream
-from sconv.backend import Backend
-from sconv.dense import DenseBackend
+from sconv.discovery.info import Available, BackendInfo
+from sconv.discovery.load_check import bind
+from sconv.discovery.observers import Observers
+from sconv.engine.backend import Backend
+from sconv.engine.nn import ShortConvolution
+from sconv.engine.sharding import Part
 from sconv.errors import MetadataError, SpecError
-from sconv.nn import ShortConvolution
-from sconv.observers import Observers
-from sconv.plugin import Available, BackendInfo
-from sconv.sharding import Part
-from sconv.validation import bind
+from sconv.torch_backend.backend import TorchBackend
 
 D, K = 3, 4
 SPEC = StateSpec(
@@ -45,8 +45,8 @@ class Recorder:
 
 
 def dense_backend() -> Backend:
-    implementation = DenseBackend(spec=SPEC, device=torch.device("cpu"), pool=None)
-    info = BackendInfo("dense", "cpu", (1, 0), "sconv.dense:DenseBackend", lambda: Available(0))
+    implementation = TorchBackend(spec=SPEC, device=torch.device("cpu"), pool=None)
+    info = BackendInfo("dense", "cpu", (1, 0), "sconv.plugin:TorchBackend", lambda: Available(0))
     hooks, manager = bind(implementation, info)
     return Backend(
         info=info,

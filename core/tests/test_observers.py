@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 import sconv
+from sconv.discovery.info import Available, BackendInfo
+from sconv.discovery.load_check import bind
+from sconv.discovery.observers import Observers
+from sconv.engine.loading import load_backend
 from sconv.errors import ContractError, PluginError
 from sconv.hookspecs import hookimpl
-from sconv.loading import load_backend
-from sconv.observers import Observers
-from sconv.plugin import Available, BackendInfo
-from sconv.validation import bind
 
 INFO = BackendInfo("npu", "npu", (1, 0), "m:f", lambda: Available(1))
 
@@ -245,7 +245,7 @@ def test_an_observer_equal_to_one_that_is_there_is_refused(observers):
 
 
 def test_the_backend_calls_observers_only_while_they_are_there(site):
-    site.plugin("host", factory="sconv.dense:DenseBackend")
+    site.plugin("host", factory="sconv.plugin:TorchBackend")
     spec = sconv.StateSpec(
         num_layers=2, streams=[sconv.Stream("k", 4)], kernel_size=4, num_slots=2, max_requests=2
     )

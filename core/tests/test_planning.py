@@ -12,10 +12,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sconv
-from sconv import SpecError, StateSpec, Stream, cli
-from sconv.dense import DenseBackend
-from sconv.planning import parse_bytes
-from sconv.windows import LAYOUTS
+from sconv import SpecError, StateSpec, Stream
+from sconv.cli import main as cli
+from sconv.engine.planning import parse_bytes
+from sconv.state.windows import LAYOUTS
+from sconv.torch_backend.backend import TorchBackend
 
 CPU = torch.device("cpu")
 CLI = Path(__file__).resolve().parents[2] / "docs/reference/cli.md"
@@ -45,7 +46,7 @@ def test_the_pool_takes_what_was_planned_and_one_request_more_does_not_fit(
     plan = sconv.plan(spec, memory=memory)
     assert [each.layout for each in plan.layouts] == list(LAYOUTS)
     for each in plan.layouts:
-        pool = DenseBackend(spec=each.spec, device=CPU, pool=None).pool
+        pool = TorchBackend(spec=each.spec, device=CPU, pool=None).pool
         assert pool.window_layout == each.layout
         assert pool.nbytes == each.nbytes <= memory
         assert pool.nbytes_by_part == {
@@ -61,7 +62,7 @@ def test_the_pool_takes_what_was_planned_and_one_request_more_does_not_fit(
                 "max_requests": each.requests + 1,
             }
         )
-        assert DenseBackend(spec=larger, device=CPU, pool=None).pool.nbytes > memory
+        assert TorchBackend(spec=larger, device=CPU, pool=None).pool.nbytes > memory
 
 
 def options_of(spec: StateSpec) -> dict[str, Any]:
@@ -88,7 +89,7 @@ class Allocations(TorchDispatchMode):
 def test_captured_steps_take_the_step_bytes(kernel_size: int, drafts: int, topk: int) -> None:
     spec = spec_of(kernel_size=kernel_size, max_draft_tokens=drafts, draft_topk=topk)
     for each in sconv.plan(spec, memory="1MB").layouts:
-        backend = DenseBackend(spec=each.spec, device=CPU, pool=None)
+        backend = TorchBackend(spec=each.spec, device=CPU, pool=None)
         with Allocations() as taken:
             backend.init_graph_state(each.requests, each.requests * drafts)
         assert taken.nbytes == each.requests * each.step_bytes + 16

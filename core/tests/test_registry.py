@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from sconv import registry
-from sconv.errors import PluginError, SpecError
-from sconv.hybrid import HybridBackend
-from sconv.registry import (
+from sconv.engine import registry
+from sconv.engine.hybrid import HybridBackend
+from sconv.engine.registry import (
     LinearAttnModelSpec,
     linear_attn_config,
     linear_attn_spec,
@@ -19,6 +18,7 @@ from sconv.registry import (
     load_class,
     register_linear_attn_model,
 )
+from sconv.errors import PluginError, SpecError
 
 
 class TextConfig:

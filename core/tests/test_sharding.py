@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sconv.engine.sharding import Part, check_rank, shard_streams, unshard_streams
 from sconv.errors import SpecError
-from sconv.sharding import Part, check_rank, shard_streams, unshard_streams
 
 QKV = [Part(2), Part(2), Part(4)]
 

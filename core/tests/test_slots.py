@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sconv import PoolExhaustedError, SlotError
-from sconv.slots import SlotAllocator
+from sconv.state.slots import SlotAllocator
 
 SIZE = 5
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sconv import SpecError, StateSpec, Stream
-from sconv.spec import StreamSlice
+from sconv.state.spec import StreamSlice
 
 
 def spec(**changes: Any) -> StateSpec:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-import sconv.torch_failure
-from sconv.torch_failure import torch_failure
+import sconv.discovery.torch_failure
+from sconv.discovery.torch_failure import torch_failure
 
 #: What torch 2.13 does with an extension that cannot be loaded, once and from then on.
 TORCH = """\
@@ -86,7 +86,7 @@ def test_a_failure_that_the_caller_met_first(broken):
 @pytest.mark.parametrize(("backend", "variable"), [("ascend", ""), (None, " ascend ")])
 def test_what_the_backend_asked_for_needs_is_named_first(backend, variable, monkeypatch):
     monkeypatch.setenv("SCONV_BACKEND", variable)
-    monkeypatch.setattr(sconv.torch_failure, "_seen", {})
+    monkeypatch.setattr(sconv.discovery.torch_failure, "_seen", {})
     error = RuntimeError("Failed to load the backend extension: torch_npu. You can disable")
     text = torch_failure(error, backend=backend)
     assert text is not None
@@ -133,7 +133,7 @@ def test_another_runtime_error_is_not_taken_for_it(alone):
 
 
 def test_an_extension_without_metadata_and_without_a_cause(monkeypatch):
-    monkeypatch.setattr(sconv.torch_failure, "_seen", {})
+    monkeypatch.setattr(sconv.discovery.torch_failure, "_seen", {})
     monkeypatch.delenv("SCONV_BACKEND", raising=False)
     error = RuntimeError("Failed to load the backend extension: torch_ext. You can disable")
     text = torch_failure(error)

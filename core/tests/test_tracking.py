@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sconv.errors import BatchError
-from sconv.tracking import (
+from sconv.step.tracking import (
     align_track_seqlens,
     crossing_steps,
     decode_track_mask,

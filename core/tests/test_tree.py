@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sconv.errors import BatchError
-from sconv.tree import ancestor_taps, parents_from_links
+from sconv.step.draft_tree import ancestor_taps, parents_from_links
 
 
 def taps_by_walking(parents: list[int], kernel_size: int) -> list[list[int]]:

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from sconv.cli import main
-from sconv.discovery import backends
-from sconv.trial import Trial, try_backend
+from sconv.cli.main import main
+from sconv.cli.try_backend import Trial, try_backend
+from sconv.discovery.selection import backends
 
-HOST = "from sconv.dense import DenseBackend\n"
+HOST = "from sconv.torch_backend.backend import TorchBackend\n"
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def trial(site, monkeypatch):
 
 @pytest.mark.parametrize("answer", ["Available(1)", "Unavailable('no device file')"])
 def test_one_that_works_also_where_its_probe_sees_nothing(trial, answer):
-    source = f"{HOST}print('driver 1.0')\ncreate = DenseBackend\n"
+    source = f"{HOST}print('driver 1.0')\ncreate = TorchBackend\n"
     assert trial(source, answer=answer) == Trial("cpu")
 
 
@@ -40,7 +40,7 @@ def test_one_that_ends_the_process(trial):
 
 def test_one_that_computes_something_else(trial):
     source = (
-        f"{HOST}class create(DenseBackend):\n"
+        f"{HOST}class create(TorchBackend):\n"
         "    def _decode(self, x, taps, state, meta):\n"
         "        return x + x\n"
     )

@@ -7,8 +7,8 @@ from typing import Any
 import pluggy
 import pytest
 
+from sconv.discovery.load_check import bind, check_implementation
 from sconv.hookspecs import OPTIONAL_HOOKS, StepSpec, hookimpl
-from sconv.validation import bind, check_implementation
 
 COMMIT = "update_mamba_state_after_mtp_verify"
 HOOKS = {name for name in vars(StepSpec) if not name.startswith("_")}

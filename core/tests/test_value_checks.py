@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from sconv import BatchError, ConvStatePool, ForwardBatch, StateSpec, Stream
-from sconv.checks import check_batch
-from sconv.dense import DenseBackend
+from sconv.step.batch_checks import check_batch
+from sconv.step.value_checks import check_request_rows, checks_values, strict
 from sconv.testing.digits import fill_pool, read_window
-from sconv.value_checks import check_request_rows, checks_values, strict
+from sconv.torch_backend.backend import TorchBackend
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 SPEC = StateSpec(
@@ -200,7 +200,7 @@ def test_slots_are_compared_as_the_pool_numbers_them(function: bool) -> None:
 def test_a_refused_batch_changes_nothing(
     refused: ForwardBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = DenseBackend(spec=SPEC, device=CPU, pool=None)
+    backend = TorchBackend(spec=SPEC, device=CPU, pool=None)
     backend.init_graph_state(2, 8)
     windows = {2: [1, 2, 3], 3: [4, 5, 6], 5: [7, 8, 9]}
     fill_pool(backend.pool, windows)

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from sconv import StateSpec, Stream, reference
+from sconv.state.windows import LAYOUTS, VerifyWindows, make_windows
+from sconv.step.draft_tree import ancestor_taps
 from sconv.testing.harness import assert_same_bits
 from sconv.testing.poison import poison_
-from sconv.tree import ancestor_taps
-from sconv.windows import LAYOUTS, VerifyWindows, make_windows
 
 CPU = torch.device("cpu")
 every_axis = pytest.mark.parametrize("axis", ["time", "channel"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sconv import SpecError, StateSpec, Stream
-from sconv.windows import InputWindows, VerifyWindows
+from sconv.state.windows import InputWindows, VerifyWindows
 
 CPU = torch.device("cpu")
 

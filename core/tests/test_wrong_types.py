@@ -10,9 +10,9 @@ import torch
 
 import sconv
 from sconv import ConvStatePool, SconvError, StateSpec, Stream
-from sconv.conv_checks import check_conv
-from sconv.dense import DenseBackend
-from sconv.nn import ShortConvolution
+from sconv.engine.nn import ShortConvolution
+from sconv.step.conv_checks import check_conv
+from sconv.torch_backend.backend import TorchBackend
 
 SIZES: dict[str, Any] = {
     "num_layers": 2,
@@ -103,7 +103,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "a module of no size": (lambda: module(hidden_size=None), r"hidden_size=None: expected an int"),
     "a module of half a kernel": (lambda: module(kernel_size=2.5), r"kernel_size=2.5: expected an"),
     "a rank in a string": (lambda: module(tp_rank="0"), r"tp_rank='0': expected an int"),
-    "parts by size": (lambda: module(parts=[4]), r"parts is \[4\]: expected a list of sconv.shard"),
+    "parts by size": (lambda: module(parts=[4]), r"parts is \[4\]: expected a list of sconv.nn.Part"),
     "a backend by name": (lambda: module(backend="cpu"), r"backend is a str: expected a sconv.B"),
     "a module's batch": (
         lambda: module()(LAYERS, None),
@@ -133,7 +133,7 @@ def test_on_a_device_another_step_is_told_by_its_memory(monkeypatch: pytest.Monk
     """There nothing can be read inside a capture; a meta tensor has nothing to read at all."""
     monkeypatch.delenv("SCONV_CHECK", raising=False)
     meta = torch.device("meta")
-    backend = DenseBackend(spec=SPEC, device=meta, pool=ConvStatePool(SPEC, meta))
+    backend = TorchBackend(spec=SPEC, device=meta, pool=ConvStatePool(SPEC, meta))
     rows = torch.empty(3, dtype=torch.int64, device=meta)
     batch = sconv.ForwardBatch.decode(rows[:2])
     backend.init_graph_state(4, 4)

@@ -70,7 +70,7 @@ def _hooks(spec: type) -> dict[str, Hook]:
 STEP: Final = _hooks(StepSpec)
 DISCOVERY: Final = _hooks(DiscoverySpec)
 
-_HOLDERS: Final = {"ForwardBatch": "batch.py", "ShortConvMetadata": "metadata.py"}
+_HOLDERS: Final = {"ForwardBatch": "step/batch.py", "ShortConvMetadata": "step/metadata.py"}
 
 
 @cache
@@ -79,7 +79,7 @@ def tensor_fields(class_name: str) -> frozenset[str]:
 
     Read from core's source, since importing those classes needs torch.
     """
-    path = Path(specs.__file__).with_name(_HOLDERS[class_name])
+    path = Path(specs.__file__).parent / _HOLDERS[class_name]
     for node in ast.parse(path.read_bytes()).body:
         if isinstance(node, ast.ClassDef) and node.name == class_name:
             return frozenset(

@@ -12,9 +12,9 @@ from urllib.parse import unquote, urlparse
 
 from importlib_metadata import PackageNotFoundError, distribution, distributions
 
-from sconv.discovery import GROUP
-from sconv.installed import canonical, entries
-from sconv.wording import did_you_mean
+from sconv.discovery.installed import canonical, entries
+from sconv.discovery.selection import GROUP
+from sconv.messages import did_you_mean
 
 from .pyproject import TargetError, read_text, read_toml, table
 from .source import walk

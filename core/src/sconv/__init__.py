@@ -1,90 +1,175 @@
-"""Short-convolution state for hybrid LLM inference, on whatever hardware is installed.
+"""Short-convolution state for hybrid LLM inference: what engines import.
 
-An engine calls :func:`load_backend` and then the methods of the :class:`Backend` it gets; a vendor
-writes the hooks of :mod:`sconv.hookspecs` and one entry point.
+An engine calls :func:`load_backend` and then the methods of the :class:`Backend` it gets. A plugin
+imports from here, from :mod:`sconv.plugin` and, in tests, from :mod:`sconv.testing`; every other
+module is private.
 
-Importing this package is cheap: every public name is looked up when it is first used, and only the
+Importing this package is cheap: every public name is imported when it is first used, and only the
 names that work on tensors need torch, which arrives with a plugin.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from ._exports import lazy_names
+
 if TYPE_CHECKING:
-    from . import nn, reference
-    from .backend import Backend
-    from .batch import ForwardBatch, ForwardMode
-    from .discovery import backends
-    from .errors import (
-        BackendNotFoundError,
-        BackendUnavailableError,
-        BatchError,
-        ContractError,
-        GraphBufferError,
-        MetadataError,
-        PluginError,
-        PoolError,
-        PoolExhaustedError,
-        SconvError,
-        SlotError,
-        SpecError,
-        TorchUnavailableError,
+    from . import reference as reference
+    from .discovery.info import (
+        Available as Available,
     )
-    from .hookspecs import CONTRACT_VERSION, hookimpl
-    from .loading import load_backend
-    from .metadata import ShortConvMetadata
-    from .planning import LayoutPlan, Plan, plan
-    from .plugin import Available, BackendInfo, Capabilities, Origin, Unavailable
-    from .pool import ConvStatePool
-    from .spec import StateSpec, Stream
+    from .discovery.info import (
+        BackendInfo as BackendInfo,
+    )
+    from .discovery.info import (
+        Capabilities as Capabilities,
+    )
+    from .discovery.info import (
+        Origin as Origin,
+    )
+    from .discovery.info import (
+        Unavailable as Unavailable,
+    )
+    from .discovery.selection import backends as backends
+    from .engine import nn as nn
+    from .engine.backend import Backend as Backend
+    from .engine.graphs import (
+        CapturedStep as CapturedStep,
+    )
+    from .engine.graphs import (
+        capture as capture,
+    )
+    from .engine.graphs import (
+        has_graphs as has_graphs,
+    )
+    from .engine.hybrid import (
+        FullAttentionBackend as FullAttentionBackend,
+    )
+    from .engine.hybrid import (
+        HybridBackend as HybridBackend,
+    )
+    from .engine.hybrid import (
+        wrap_for_draft_extend as wrap_for_draft_extend,
+    )
+    from .engine.loading import load_backend as load_backend
+    from .engine.planning import (
+        LayoutPlan as LayoutPlan,
+    )
+    from .engine.planning import (
+        Plan as Plan,
+    )
+    from .engine.planning import (
+        plan as plan,
+    )
+    from .engine.registry import (
+        LinearAttnModelSpec as LinearAttnModelSpec,
+    )
+    from .engine.registry import (
+        linear_attn_config as linear_attn_config,
+    )
+    from .engine.registry import (
+        linear_attn_spec as linear_attn_spec,
+    )
+    from .engine.registry import (
+        linear_attn_spec_by_arch as linear_attn_spec_by_arch,
+    )
+    from .engine.registry import (
+        register_linear_attn_model as register_linear_attn_model,
+    )
+    from .errors import (
+        BackendNotFoundError as BackendNotFoundError,
+    )
+    from .errors import (
+        BackendUnavailableError as BackendUnavailableError,
+    )
+    from .errors import (
+        BatchError as BatchError,
+    )
+    from .errors import (
+        ContractError as ContractError,
+    )
+    from .errors import (
+        GraphBufferError as GraphBufferError,
+    )
+    from .errors import (
+        MetadataError as MetadataError,
+    )
+    from .errors import (
+        PluginError as PluginError,
+    )
+    from .errors import (
+        PoolError as PoolError,
+    )
+    from .errors import (
+        PoolExhaustedError as PoolExhaustedError,
+    )
+    from .errors import (
+        SconvError as SconvError,
+    )
+    from .errors import (
+        SlotError as SlotError,
+    )
+    from .errors import (
+        SpecError as SpecError,
+    )
+    from .errors import (
+        TorchUnavailableError as TorchUnavailableError,
+    )
+    from .hookspecs import (
+        CONTRACT_VERSION as CONTRACT_VERSION,
+    )
+    from .hookspecs import (
+        hookimpl as hookimpl,
+    )
+    from .state.pool import ConvStatePool as ConvStatePool
+    from .state.spec import (
+        StateSpec as StateSpec,
+    )
+    from .state.spec import (
+        Stream as Stream,
+    )
+    from .state.spec import (
+        WindowLayout as WindowLayout,
+    )
+    from .step.batch import (
+        ForwardBatch as ForwardBatch,
+    )
+    from .step.batch import (
+        ForwardMode as ForwardMode,
+    )
+    from .step.metadata import ShortConvMetadata as ShortConvMetadata
+    from .step.tracking import (
+        align_track_seqlens as align_track_seqlens,
+    )
+    from .step.tracking import (
+        crossing_steps as crossing_steps,
+    )
+    from .step.tracking import (
+        decode_track_mask as decode_track_mask,
+    )
+    from .step.tracking import (
+        verify_step_indices as verify_step_indices,
+    )
 
     __version__: str
 
-__all__ = [
-    "CONTRACT_VERSION",
-    "Available",
-    "Backend",
-    "BackendInfo",
-    "BackendNotFoundError",
-    "BackendUnavailableError",
-    "BatchError",
-    "Capabilities",
-    "ContractError",
-    "ConvStatePool",
-    "ForwardBatch",
-    "ForwardMode",
-    "GraphBufferError",
-    "LayoutPlan",
-    "MetadataError",
-    "Origin",
-    "Plan",
-    "PluginError",
-    "PoolError",
-    "PoolExhaustedError",
-    "SconvError",
-    "ShortConvMetadata",
-    "SlotError",
-    "SpecError",
-    "StateSpec",
-    "Stream",
-    "TorchUnavailableError",
-    "Unavailable",
-    "__version__",
-    "backends",
-    "hookimpl",
-    "load_backend",
-    "nn",
-    "plan",
-    "reference",
-]
-
-#: Where each public name lives. The lists above repeat it for type checkers and ``import *``.
+#: Where each public name is defined. Type checkers read the imports above.
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
-    "backend": ("Backend",),
-    "batch": ("ForwardBatch", "ForwardMode"),
-    "discovery": ("backends",),
+    "discovery.info": ("Available", "BackendInfo", "Capabilities", "Origin", "Unavailable"),
+    "discovery.selection": ("backends",),
+    "engine.backend": ("Backend",),
+    "engine.graphs": ("CapturedStep", "capture", "has_graphs"),
+    "engine.hybrid": ("FullAttentionBackend", "HybridBackend", "wrap_for_draft_extend"),
+    "engine.loading": ("load_backend",),
+    "engine.planning": ("LayoutPlan", "Plan", "plan"),
+    "engine.registry": (
+        "LinearAttnModelSpec",
+        "linear_attn_config",
+        "linear_attn_spec",
+        "linear_attn_spec_by_arch",
+        "register_linear_attn_model",
+    ),
     "errors": (
         "BackendNotFoundError",
         "BackendUnavailableError",
@@ -101,54 +186,32 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "TorchUnavailableError",
     ),
     "hookspecs": ("CONTRACT_VERSION", "hookimpl"),
-    "loading": ("load_backend",),
-    "metadata": ("ShortConvMetadata",),
-    "planning": ("LayoutPlan", "Plan", "plan"),
-    "plugin": ("Available", "BackendInfo", "Capabilities", "Origin", "Unavailable"),
-    "pool": ("ConvStatePool",),
-    "spec": ("StateSpec", "Stream"),
+    "state.pool": ("ConvStatePool",),
+    "state.spec": ("StateSpec", "Stream", "WindowLayout"),
+    "step.batch": ("ForwardBatch", "ForwardMode"),
+    "step.metadata": ("ShortConvMetadata",),
+    "step.tracking": (
+        "align_track_seqlens",
+        "crossing_steps",
+        "decode_track_mask",
+        "verify_step_indices",
+    ),
 }
-_MODULE_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
-_SUBMODULES: Final = frozenset({"nn", "reference"})
+_MODULES: Final = {"nn": "engine.nn", "reference": "reference"}
+
+__all__ = [
+    "__version__",
+    *_MODULES,
+    *(name for names in _HOMES.values() for name in names),
+]
+
+_lazy, __dir__ = lazy_names(__name__, _HOMES, _MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib_metadata import version
+    if name != "__version__":
+        return _lazy(name)
+    from importlib_metadata import version
 
-        value: Any = version("sconv-core")
-    elif name in _SUBMODULES:
-        value = _import(name, wanted=name)
-    elif name in _MODULE_OF:
-        value = getattr(_import(_MODULE_OF[name], wanted=name), name)
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
-
-
-def _import(module: str, *, wanted: str) -> Any:
-    try:
-        return import_module(f"{__name__}.{module}")
-    except ModuleNotFoundError as exc:
-        if exc.name is None or exc.name.partition(".")[0] != "torch":
-            raise
-        from .errors import TorchUnavailableError
-
-        raise TorchUnavailableError(
-            f"sconv.{wanted} needs torch, which arrives with a plugin: "
-            "pip install sconv-plugin-cpu (or sconv-plugin-cuda)",
-            name="torch",
-        ) from exc
-    except RuntimeError as exc:
-        from .errors import TorchUnavailableError
-        from .torch_failure import torch_failure
-
-        reason = torch_failure(exc)
-        if reason is None:
-            raise
-        raise TorchUnavailableError(reason, name="torch") from exc
+    globals()[name] = found = version("sconv-core")
+    return found

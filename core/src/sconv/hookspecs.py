@@ -20,9 +20,9 @@ import pluggy
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .batch import ForwardBatch
-    from .metadata import ShortConvMetadata
-    from .plugin import BackendInfo
+    from .discovery.info import BackendInfo
+    from .step.batch import ForwardBatch
+    from .step.metadata import ShortConvMetadata
 
 __all__ = [
     "CONTRACT_VERSION",

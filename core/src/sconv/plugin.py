@@ -1,105 +1,134 @@
-"""What a plugin says of itself: :class:`BackendInfo`, and the two answers of its probe.
+"""What a plugin imports, beside the names of :mod:`sconv` itself.
 
-A plugin module imports this to describe its backend, so nothing here needs torch.
+A backend describes itself with :class:`BackendInfo`, which needs no torch, and implements the hooks
+of :mod:`sconv.hookspecs`: from nothing, on :class:`PluginBackend` (the order of a step) or on
+:class:`TorchBackend` (every hook in plain torch). The names below change only with the contract's
+version; ``docs/reference/plugin-door.md`` says what is promised of each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
-__all__ = ["Available", "BackendInfo", "Broken", "Capabilities", "Origin", "Unavailable"]
+from ._exports import lazy_names
 
+if TYPE_CHECKING:
+    from .discovery.info import (
+        Available as Available,
+    )
+    from .discovery.info import (
+        BackendInfo as BackendInfo,
+    )
+    from .discovery.info import (
+        Capabilities as Capabilities,
+    )
+    from .discovery.info import (
+        Unavailable as Unavailable,
+    )
+    from .discovery.load_check import (
+        check_discovery as check_discovery,
+    )
+    from .discovery.load_check import (
+        check_implementation as check_implementation,
+    )
+    from .engine.graphs import (
+        CapturedStep as CapturedStep,
+    )
+    from .engine.graphs import (
+        capture as capture,
+    )
+    from .engine.graphs import (
+        has_graphs as has_graphs,
+    )
+    from .hookspecs import (
+        CONTRACT_VERSION as CONTRACT_VERSION,
+    )
+    from .hookspecs import (
+        hookimpl as hookimpl,
+    )
+    from .messages import (
+        kind_of as kind_of,
+    )
+    from .messages import (
+        one_line_error as one_line_error,
+    )
+    from .state.windows import (
+        DedupWindows as DedupWindows,
+    )
+    from .state.windows import (
+        InputWindows as InputWindows,
+    )
+    from .state.windows import (
+        VerifyWindows as VerifyWindows,
+    )
+    from .state.windows import (
+        choose_layout as choose_layout,
+    )
+    from .state.windows import (
+        make_windows as make_windows,
+    )
+    from .step.batch_checks import (
+        check_batch as check_batch,
+    )
+    from .step.batch_checks import (
+        check_commit as check_commit,
+    )
+    from .step.draft_tree import (
+        ancestor_taps as ancestor_taps,
+    )
+    from .step.draft_tree import (
+        parents_from_links as parents_from_links,
+    )
+    from .step.metadata import (
+        MetadataBuffers as MetadataBuffers,
+    )
+    from .step.metadata import (
+        ShortConvMetadata as ShortConvMetadata,
+    )
+    from .step.tracking import crossing_steps as crossing_steps
+    from .torch_backend.backend import TorchBackend as TorchBackend
+    from .torch_backend.base import PluginBackend as PluginBackend
+    from .torch_backend.convolution import (
+        ConvParams as ConvParams,
+    )
+    from .torch_backend.convolution import (
+        convolve as convolve,
+    )
+    from .torch_backend.convolution import (
+        sum_taps as sum_taps,
+    )
+    from .torch_backend.fill_metadata import (
+        fill_metadata as fill_metadata,
+    )
+    from .torch_backend.fill_metadata import (
+        lookup_slots as lookup_slots,
+    )
+    from .torch_backend.state_rows import StateRows as StateRows
 
-@dataclass(frozen=True, slots=True)
-class Available:
-    """The backend can run here. The highest priority wins; two equal ones are an error."""
+#: Where each name is defined. Type checkers read the imports above.
+_HOMES: Final[dict[str, tuple[str, ...]]] = {
+    "discovery.info": ("Available", "BackendInfo", "Capabilities", "Unavailable"),
+    "discovery.load_check": ("check_discovery", "check_implementation"),
+    "engine.graphs": ("CapturedStep", "capture", "has_graphs"),
+    "hookspecs": ("CONTRACT_VERSION", "hookimpl"),
+    "messages": ("kind_of", "one_line_error"),
+    "state.windows": (
+        "DedupWindows",
+        "InputWindows",
+        "VerifyWindows",
+        "choose_layout",
+        "make_windows",
+    ),
+    "step.batch_checks": ("check_batch", "check_commit"),
+    "step.draft_tree": ("ancestor_taps", "parents_from_links"),
+    "step.metadata": ("MetadataBuffers", "ShortConvMetadata"),
+    "step.tracking": ("crossing_steps",),
+    "torch_backend.backend": ("TorchBackend",),
+    "torch_backend.base": ("PluginBackend",),
+    "torch_backend.convolution": ("ConvParams", "convolve", "sum_taps"),
+    "torch_backend.fill_metadata": ("fill_metadata", "lookup_slots"),
+    "torch_backend.state_rows": ("StateRows",),
+}
+__all__ = [name for names in _HOMES.values() for name in names]
 
-    priority: int
-
-
-@dataclass(frozen=True, slots=True)
-class Unavailable:
-    """The backend cannot run here, and why, in words for its user."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Broken(Unavailable):
-    """Core's answer for a plugin that failed before its probe could answer. Plugins do not use it.
-
-    Attributes:
-        error: What it raised, to be chained to the error of an explicit choice; None if it broke a
-            rule instead.
-    """
-
-    error: BaseException | None = field(default=None, repr=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What a backend supports. Core refuses a spec outside of it at load.
-
-    Attributes:
-        window_axes: State layouts, of ``"time"`` and ``"channel"``.
-        window_layouts: Verify-window layouts, first choice first.
-        dtypes: State dtypes by torch's name (``"bfloat16"``), so that torch need not be imported.
-        kernel_sizes: Smallest and largest kernel width, both included.
-        graph_capture: Step hooks can be recorded and replayed.
-        trees: Verify takes token trees; a chain always works.
-        rollback: Verify leaves the window unchanged until the commit. Without it
-            ``max_draft_tokens > 1`` is refused.
-        window_at_end: In a slot wider than K-1 the window is the last K-1 columns (False: the
-            first).
-    """
-
-    window_axes: tuple[str, ...] = ("time", "channel")
-    window_layouts: tuple[str, ...] = ("dense",)
-    dtypes: tuple[str, ...] = ("bfloat16", "float16", "float32")
-    kernel_sizes: tuple[int, int] = (2, 8)
-    graph_capture: bool = False
-    trees: bool = False
-    rollback: bool = False
-    window_at_end: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a backend was found: distribution, its version, and the entry point's value."""
-
-    distribution: str
-    version: str
-    value: str
-
-    def __str__(self) -> str:
-        return f"{self.distribution} {self.version}"
-
-
-@dataclass(frozen=True, slots=True)
-class BackendInfo:
-    """A backend, described.
-
-    Attributes:
-        name: The entry point's name.
-        device_type: torch's name of the device it serves (``"cpu"``, ``"cuda"``, ``"npu"``).
-        contract: (major, minor) of the contract it was written for, as a literal.
-        factory: ``"module:attr"``, called as ``factory(spec=, device=, pool=)`` once selected; it
-            returns the object that implements :class:`sconv.hookspecs.StepSpec`.
-        probe: Says whether it can run here. Called with nothing, at discovery; must not raise.
-        capabilities: What it supports.
-        origin: Filled in by core.
-        availability: Filled in by core from ``probe`` or from what went wrong before it.
-    """
-
-    name: str
-    device_type: str
-    contract: tuple[int, int]
-    factory: str
-    probe: Callable[[], Available | Unavailable]
-    capabilities: Capabilities = field(default_factory=Capabilities)
-    origin: Origin | None = None
-    availability: Available | Unavailable | None = None
-
-    def __str__(self) -> str:
-        return f"backend {self.name!r} of {self.origin or 'no distribution'}"
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

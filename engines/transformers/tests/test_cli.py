@@ -14,7 +14,7 @@ import torch
 import transformers
 from transformers import ByT5Tokenizer
 
-import sconv.discovery
+import sconv.discovery.selection
 import sconv_transformers.generate as command
 from sconv_transformers.fused import SiteHook
 from sconv_transformers.report import Difference
@@ -309,7 +309,7 @@ def test_a_plugin_whose_device_torch_does_not_know(capsys, monkeypatch, device):
         factory="builtins:dict",
         probe=lambda: sconv.Available(1),
     )
-    monkeypatch.setattr(sconv.discovery, "choose", lambda *args, **kwargs: (info, "", []))
+    monkeypatch.setattr(sconv.discovery.selection, "choose", lambda *args, **kwargs: (info, "", []))
     arguments = [] if device is None else ["--device", device]
     text = _refused(capsys, "--prompt", "a", *arguments)
     assert "torch" in text
@@ -330,7 +330,7 @@ def test_a_torch_that_an_extension_keeps_from_starting(capsys, monkeypatch, argu
         raise RuntimeError("Failed to load the backend extension: torch_npu. You can disable")
 
     monkeypatch.delenv("SCONV_BACKEND", raising=False)
-    monkeypatch.setattr("sconv.torch_failure._seen", {})
+    monkeypatch.setattr("sconv.discovery.torch_failure._seen", {})
     monkeypatch.setattr("sconv_transformers.extensions.hide_broken_extensions", fail)
     assert f"before sconv runs: {first}" in _refused(capsys, "--prompt", "a", *arguments)
 

@@ -14,9 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sconv import ForwardBatch, StateSpec, Stream, hookimpl
-from sconv.errors import ContractError
-from sconv.validation import bind
+from sconv import ContractError, ForwardBatch, StateSpec, Stream, hookimpl
+from sconv.discovery.load_check import bind
 from sconv_ascend.backend import AscendBackend
 from sconv_ascend.plugin import plugin
 

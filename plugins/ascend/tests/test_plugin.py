@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import sconv
-from sconv.discovery import select
-from sconv.errors import BackendUnavailableError
-from sconv.validation import check_discovery
+from sconv import BackendUnavailableError
+from sconv.discovery.load_check import check_discovery
+from sconv.discovery.selection import select
 from sconv_ascend.backend import AscendBackend
 from sconv_ascend.plugin import plugin
 
@@ -63,7 +63,7 @@ def test_the_device_is_another_name_for_it() -> None:
 
 def test_listing_it_imports_no_torch() -> None:
     code = (
-        "import sys, sconv.cli; sconv.cli.main(['backends']);"
+        "import sys, sconv.cli.main; sconv.cli.main.main(['backends']);"
         "print(sorted({'torch', 'torch_npu', 'triton'} & set(sys.modules)))"
     )
     done = subprocess.run(

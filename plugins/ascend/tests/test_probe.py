@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sconv.plugin import Available, Unavailable
+from sconv import Available, Unavailable
 from sconv_ascend import probe as module
 from sconv_ascend.probe import PRIORITY, probe
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sconv.errors import BackendUnavailableError
+from sconv import BackendUnavailableError
 from sconv_ascend import runtime
 from sconv_ascend.probe import AUTOLOAD
 from sconv_ascend.runtime import load_torch_npu

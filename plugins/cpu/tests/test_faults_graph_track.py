@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import sconv.dense_metadata
+import sconv.torch_backend.fill_metadata
 from sconv import (
     Backend,
     BatchError,
@@ -23,6 +23,7 @@ from sconv import (
     GraphBufferError,
     MetadataError,
     SlotError,
+    crossing_steps,
     load_backend,
 )
 from sconv.testing.digits import (
@@ -36,7 +37,6 @@ from sconv.testing.digits import (
 )
 from sconv.testing.harness import assert_same_bits
 from sconv.testing.recording import Recording, record
-from sconv.tracking import crossing_steps
 
 
 def cpu(**options: Any) -> Backend:
@@ -103,17 +103,17 @@ def test_graph_2_a_replay_reads_where_the_capture_wrote() -> None:
 def test_graph_7_the_address_test_is_red_for_a_hook_that_allocates(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    static = sconv.metadata.MetadataBuffers.step
+    static = sconv.step.metadata.MetadataBuffers.step
     kept = []
 
     def afresh(self: Any, batch: ForwardBatch, num_tokens: int, *, padded: bool) -> Any:
-        fresh = sconv.metadata.MetadataBuffers(
+        fresh = sconv.plugin.MetadataBuffers(
             digit_spec(), self.max_bs, self.max_num_tokens, torch.device("cpu")
         )
         kept.append(fresh)
         return static(fresh, batch, num_tokens, padded=padded)
 
-    monkeypatch.setattr(sconv.metadata.MetadataBuffers, "step", afresh)
+    monkeypatch.setattr(sconv.step.metadata.MetadataBuffers, "step", afresh)
     _, captured, replayed = capture_junk_replay(cpu())
     assert captured != replayed
 
@@ -232,13 +232,13 @@ def test_graph_6_an_idle_step_forgets_the_batch_before() -> None:
 def test_graph_8_a_step_is_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four layers of four convolutions, three steps."""
     lookups = []
-    lookup = sconv.dense_metadata.lookup_slots
+    lookup = sconv.plugin.lookup_slots
 
     def counted(*args: Any, **kwargs: Any) -> None:
         lookups.append(args)
         lookup(*args, **kwargs)
 
-    monkeypatch.setattr(sconv.dense_metadata, "lookup_slots", counted)
+    monkeypatch.setattr(sconv.torch_backend.fill_metadata, "lookup_slots", counted)
     streams = ("k", "v", "attn", "mlp")
     backend = cpu(num_layers=4, streams=streams)
     fill_pool(backend.pool, {3: [1, 2, 3], 4: [4, 5, 6], 7: [2, 2, 2]})

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import sconv.state_rows
+import sconv.torch_backend.state_rows
 from sconv import (
     Available,
     Backend,
@@ -31,7 +31,7 @@ from sconv import (
     load_backend,
     reference,
 )
-from sconv.loading import check_spec
+from sconv.engine.loading import check_spec
 from sconv.testing.digits import (
     digit_inputs,
     digit_spec,
@@ -169,7 +169,7 @@ def test_layout_10_rows_of_length_one_are_themselves(
     dtype: torch.dtype, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Strides of a size-1 dimension are arbitrary, and no reshape may believe them."""
-    monkeypatch.setattr(sconv.state_rows, "_FEW", few)
+    monkeypatch.setattr(sconv.torch_backend.state_rows, "_FEW", few)
     dim = 4
     backend = cpu(dim=dim, dtype=dtype)
     windows = {2: [1, 2, 3], 5: [2, 3, 1], 7: [3, 1, 2]}

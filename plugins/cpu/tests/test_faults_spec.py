@@ -24,7 +24,7 @@ from sconv import (
     SpecError,
     load_backend,
 )
-from sconv.loading import check_spec
+from sconv.engine.loading import check_spec
 from sconv.testing.digits import (
     digit_inputs,
     digit_spec,

@@ -228,15 +228,15 @@ def test_no_mode_needs_a_value_on_the_host(kind: str, translate: str) -> None:
 
 
 def test_a_hook_that_reads_a_value_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sconv.dense_metadata
+    import sconv.torch_backend.fill_metadata
 
-    fill = sconv.dense_metadata._fill_writes
+    fill = sconv.torch_backend.fill_metadata._fill_writes
 
     def reads(meta: object, batch: ForwardBatch) -> None:
         fill(meta, batch)  # type: ignore[arg-type]
         assert int(meta.cu[-1]) >= 0  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(sconv.dense_metadata, "_fill_writes", reads)
+    monkeypatch.setattr(sconv.torch_backend.fill_metadata, "_fill_writes", reads)
     backend, harness = build()
     batch = harness.batch(captured_step("extend", 1))
     backend.init_forward_metadata_out_graph(batch)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sconv
-import sconv.dense_ops
-import sconv.state_rows
+import sconv.torch_backend.convolution
+import sconv.torch_backend.state_rows
 import sconv_cpu.backend
 from sconv import ForwardMode
 from sconv.testing.harness import Harness
@@ -63,8 +63,8 @@ def test_a_schedule_of_steps_equals_the_oracle(data: st.DataObject) -> None:
 def test_the_ways_of_large_shapes_equal_the_oracle(mode: ForwardMode, data: st.DataObject) -> None:
     """Words instead of elements, blocks of a few rows, oneDNN: as if every shape were large."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sconv.state_rows, "_FEW", 0)
-        patch.setattr(sconv.dense_ops, "_BLOCK", 500)
+        patch.setattr(sconv.torch_backend.state_rows, "_FEW", 0)
+        patch.setattr(sconv.torch_backend.convolution, "_BLOCK", 500)
         patch.setattr(sconv_cpu.backend, "_MIN_ELEMENTS", 0)
         harness = data.draw(harnesses())
         harness.run(data.draw(steps(harness.backend.spec, harness.live, mode)))

@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 import sconv
-from sconv.discovery import resolve_factory, select
-from sconv.validation import check_discovery, check_implementation
+from sconv.discovery.load_check import check_discovery, check_implementation
+from sconv.discovery.selection import resolve_factory, select
 from sconv_cpu.plugin import plugin
 
 

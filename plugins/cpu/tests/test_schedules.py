@@ -16,11 +16,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from sconv import Backend, ForwardBatch, StateSpec, Stream, load_backend
+from sconv import (
+    Backend,
+    ForwardBatch,
+    StateSpec,
+    Stream,
+    crossing_steps,
+    decode_track_mask,
+    load_backend,
+    verify_step_indices,
+)
 from sconv.reference import time_axis
 from sconv.testing.harness import assert_same_bits, output_bound
 from sconv.testing.steps import grow_tree
-from sconv.tracking import crossing_steps, decode_track_mask, verify_step_indices
 
 STEPS = 2000
 VOCABULARY, PAD = 50, 50

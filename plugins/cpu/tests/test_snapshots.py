@@ -12,10 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from sconv import BatchError, ForwardBatch, StateSpec, Stream, load_backend
+from sconv import (
+    BatchError,
+    ForwardBatch,
+    StateSpec,
+    Stream,
+    crossing_steps,
+    decode_track_mask,
+    load_backend,
+    verify_step_indices,
+)
 from sconv.testing.digits import digit_spec, fill_pool, read_window, run_digits
 from sconv.testing.harness import assert_same_bits
-from sconv.tracking import crossing_steps, decode_track_mask, verify_step_indices
 
 WIDTH, DRAFTS = 4, 4
 #: Two layers, three convolutions, of different widths.

@@ -14,8 +14,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 import sconv
-from sconv.observers import Observers
-from sconv.validation import bind
+from sconv.discovery.load_check import bind
+from sconv.discovery.observers import Observers
 from sconv_cuda.backend import CudaBackend, create
 from sconv_cuda.launch import Compiled, Kernel, Launcher, _dtypes
 from sconv_cuda.plugin import plugin

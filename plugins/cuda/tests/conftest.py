@@ -16,9 +16,9 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import sconv
-from sconv.observers import Observers
+from sconv.discovery.load_check import bind
+from sconv.discovery.observers import Observers
 from sconv.testing.poison import PoisonedMemory
-from sconv.validation import bind
 
 #: Builds the backend under test from a spec, and an adopted pool if there is one.
 Load = Callable[..., sconv.Backend]

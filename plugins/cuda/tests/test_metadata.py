@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import sconv
 from sconv import ForwardBatch, ForwardMode
-from sconv.dense import DenseBackend
+from sconv.plugin import TorchBackend
 from sconv.testing.harness import Harness
 from sconv.testing.strategies import live_slots, specs, steps
 
@@ -36,7 +36,7 @@ def test_metadata_equals_that_of_the_dense_backend(
 ) -> None:
     spec = data.draw(specs(draft=True))
     harness = Harness(load(spec), seed=1, live=data.draw(live_slots()))
-    dense = DenseBackend(spec=spec, device=device, pool=None)
+    dense = TorchBackend(spec=spec, device=device, pool=None)
     dense.pool.req_to_slot.copy_(harness.backend.pool.req_to_slot)
     batch = harness.batch(data.draw(steps(spec, harness.live, mode)))
     found, expected = _filled(harness.backend, batch), _filled(dense, batch)
@@ -74,7 +74,7 @@ def test_a_long_batch_and_a_long_row_are_resolved_in_one_launch(
     assert meta.cache_indices.cpu().tolist() == list(range(rows, 0, -1))
 
 
-def _filled(backend: sconv.Backend | DenseBackend, batch: ForwardBatch) -> sconv.ShortConvMetadata:
+def _filled(backend: sconv.Backend | TorchBackend, batch: ForwardBatch) -> sconv.ShortConvMetadata:
     backend.init_forward_metadata(forward_batch=batch)
     meta = backend.forward_metadata
     assert meta is not None

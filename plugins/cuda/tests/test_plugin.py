@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sconv.plugin import Available, Unavailable
+from sconv import Available, Unavailable
 from sconv_cuda import plugin as module
 from sconv_cuda.plugin import plugin, probe
 

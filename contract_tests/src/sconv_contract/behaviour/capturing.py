@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from sconv import graphs
-from sconv.graphs import has_graphs
+from sconv.engine import graphs
+from sconv.engine.graphs import has_graphs
 from sconv.testing.recording import record
 
 from ..simulated_npu.state import settings

@@ -11,10 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from sconv.discovery import select
-from sconv.errors import BackendNotFoundError, BackendUnavailableError, PluginError
-from sconv.plugin import BackendInfo
-from sconv.wording import one_line
+from sconv import BackendInfo, BackendNotFoundError, BackendUnavailableError, PluginError
+from sconv.discovery.selection import select
+from sconv.messages import one_line
 
 from ..expected import Expectations
 from ..findings import Finding, Report

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
-from sconv import discovery
-from sconv.wording import one_line_error
+from sconv import backends
+from sconv.plugin import one_line_error
 
 from ..simulated_npu.state import settings
 from ..target import TargetError
@@ -91,7 +91,7 @@ def device_of(name: str) -> str:
     Raises:
         TargetError: There is no such backend, or it does not say, or it is for the host.
     """
-    found = {info.name: info for info in discovery.backends()}
+    found = {info.name: info for info in backends()}
     if name not in found or found[name].device_type == "unknown":
         # It says what is installed, and what is wrong with it.
         return selected(name).device_type

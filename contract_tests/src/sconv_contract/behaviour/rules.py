@@ -132,7 +132,7 @@ BEHAVIOUR: Final = _table(
         "SCV427",
         "refusals",
         "A wrong argument is refused before anything changes.",
-        "Let BackendBase plan the step, or check before the first write.",
+        "Let PluginBackend plan the step, or check before the first write.",
     ),
     (
         "SCV428",
@@ -164,7 +164,7 @@ BEHAVIOUR: Final = _table(
         "shared slots",
         "With SCONV_CHECK=1, two rows of one batch with one live slot are refused before anything"
         " changes (ruling 9).",
-        "Let BackendBase plan the step, or call sconv.checks.check_batch first.",
+        "Let PluginBackend plan the step, or call sconv.plugin.check_batch first.",
     ),
     (
         "SCV433",

@@ -40,7 +40,7 @@ class Subject:
         """Return the subject for an entry point's name, or for a function that builds a backend."""
         if isinstance(backend, str):
             name = backend
-            info = sconv.discovery.select(name)
+            info = sconv.discovery.selection.select(name)
 
             def build(spec: StateSpec, pool: sconv.ConvStatePool | None = None) -> sconv.Backend:
                 return sconv.load_backend(name, spec=spec, pool=pool)

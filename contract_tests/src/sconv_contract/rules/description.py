@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sconv.hookspecs import CONTRACT_VERSION
-from sconv.plugin import BackendInfo, Capabilities
-from sconv.wording import did_you_mean
+from sconv import CONTRACT_VERSION, BackendInfo, Capabilities
+from sconv.messages import did_you_mean
 
 from ..findings import Finding
 from ..methods import Function, own_nodes
@@ -111,7 +110,7 @@ def read_info(
                 isinstance(call, ast.Call)
                 and found.place is not None
                 and project.paths(call.func, found.place)
-                & {"sconv.BackendInfo", "sconv.plugin.BackendInfo"}
+                & {"sconv.BackendInfo", "sconv.discovery.info.BackendInfo"}
             ):
                 description, more = _description(project, call, found.place)
                 problems += more
@@ -298,7 +297,7 @@ def _answer(
         }:
             yield PROBE.found(where, f"the probe returns {ast.unparse(answer)}, which is a bool")
         given = [*answer.args, *(keyword.value for keyword in answer.keywords)]
-        if paths & {"sconv.Available", "sconv.plugin.Available"} and len(given) == 1:
+        if paths & {"sconv.Available", "sconv.discovery.info.Available"} and len(given) == 1:
             try:
                 priority = project.constant(given[0], place)
             except ValueError:

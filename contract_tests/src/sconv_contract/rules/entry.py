@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from sconv.claims import OWNERS, RESERVED
-from sconv.installed import canonical
-from sconv.wording import did_you_mean
+from sconv.discovery.installed import canonical
+from sconv.discovery.name_conflicts import OWNERS, RESERVED
+from sconv.messages import did_you_mean
 
 from ..findings import Finding
 from ..methods import Function, own_nodes

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
-from sconv.plugin import Capabilities
-from sconv.wording import did_you_mean
+from sconv import Capabilities
+from sconv.messages import did_you_mean
 
 from ..findings import Finding
 from ..resolve import ClassRef, Project

@@ -1,6 +1,6 @@
 """SCV1xx: whether a method receives, and reads, what a hook is called with.
 
-The check at load (:mod:`sconv.signatures`) asks the same of the running function.
+The check at load (:mod:`sconv.discovery.signatures`) asks the same of the running function.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from sconv.wording import did_you_mean
+from sconv.messages import did_you_mean
 
 from ..contract import Hook
 from ..findings import Finding

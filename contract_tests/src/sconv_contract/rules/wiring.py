@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from sconv.wording import did_you_mean
+from sconv.messages import did_you_mean
 
 from ..contract import Hook
 from ..findings import Finding
@@ -50,7 +50,7 @@ ABSENT: Final = Rule(
     "A backend implements every required hook and has pool and a writable forward_metadata.",
     "The engine calls every one of them; a missing commit leaves the state of rejected tokens.",
     "class Npu: ...  # no update_mamba_state_after_mtp_verify",
-    "Implement the hook, or inherit it from sconv.dense.DenseBackend.",
+    "Implement the hook, or inherit it from sconv.plugin.TorchBackend.",
 )
 TWICE: Final = Rule(
     "SCV208",

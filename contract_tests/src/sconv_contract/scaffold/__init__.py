@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 from typing import Final
 
-from sconv.hookspecs import CONTRACT_VERSION
+from sconv import CONTRACT_VERSION
 
 __all__ = ["write_plugin"]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from sconv.claims import OWNERS, RESERVED
+from sconv.discovery.name_conflicts import OWNERS, RESERVED
 
 from . import write_plugin
 

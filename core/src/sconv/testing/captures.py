@@ -13,9 +13,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..backend import Backend
-from ..batch import ForwardBatch, ForwardMode
-from ..spec import StateSpec, Stream
+from ..engine.backend import Backend
+from ..state.spec import StateSpec, Stream
+from ..step.batch import ForwardBatch, ForwardMode
 from .harness import Harness
 from .steps import Step, grow_tree
 

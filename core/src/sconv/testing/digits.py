@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..backend import Backend
-from ..batch import ForwardBatch
-from ..pool import ConvStatePool
-from ..spec import StateSpec, Stream
+from ..engine.backend import Backend
+from ..state.pool import ConvStatePool
+from ..state.spec import StateSpec, Stream
+from ..step.batch import ForwardBatch
 from .poison import poison_
 
 __all__ = [

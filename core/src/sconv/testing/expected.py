@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import reference
-from ..batch import ForwardMode
+from ..step.batch import ForwardMode
 from .steps import Step
 
 __all__ = ["Layer", "expected_step"]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from .. import reference
-from ..backend import Backend
-from ..batch import ForwardBatch
+from ..engine.backend import Backend
+from ..step.batch import ForwardBatch
 from .comparison import assert_same_bits, output_bound, same_bits
 from .expected import Layer, expected_step
 from .poison import poison_

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..batch import ForwardBatch, ForwardMode
+from ..step.batch import ForwardBatch, ForwardMode
 
 __all__ = ["Step", "grow_tree", "links_of", "rows_of"]
 

@@ -14,9 +14,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ..batch import ForwardMode
-from ..pool import ConvStatePool
-from ..spec import StateSpec, Stream, WindowLayout
+from ..state.pool import ConvStatePool
+from ..state.spec import StateSpec, Stream, WindowLayout
+from ..step.batch import ForwardMode
 from .harness import assert_same_bits
 from .steps import Step, grow_tree
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 import sconv
-from sconv.spec import WindowLayout
+from sconv import WindowLayout
 
 from . import inkling, lfm2
 from .binding import Binding

@@ -145,7 +145,7 @@ def _start_torch(options: argparse.Namespace) -> None:
     Raises:
         UsageError: An installed extension of torch keeps it from starting.
     """
-    from sconv.torch_failure import torch_failure
+    from sconv.discovery.torch_failure import torch_failure
 
     from .extensions import hide_broken_extensions
 
@@ -178,8 +178,8 @@ def _device(options: argparse.Namespace) -> torch.device:
     """Return where to run; the backend's name is checked before a model is loaded for it."""
     import torch
 
-    from sconv.discovery import choose, resolve_factory
-    from sconv.errors import PluginError
+    from sconv import PluginError
+    from sconv.discovery.selection import choose, resolve_factory
 
     if options.device is None:
         chosen = choose(options.backend)[0]

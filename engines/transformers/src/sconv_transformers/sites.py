@@ -10,8 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from sconv import StateSpec, Stream
-from sconv.spec import WindowLayout
+from sconv import StateSpec, Stream, WindowLayout
 
 __all__ = ["ConvSite", "Family", "state_spec"]
 

@@ -1,4 +1,4 @@
-"""The Ascend backend: :class:`sconv.dense.DenseBackend` in operators that torch_npu has.
+"""The Ascend backend: :class:`sconv.plugin.TorchBackend` in operators that torch_npu has.
 
 What it changes is that forms which are fast on a host are slow on an NPU.
 """
@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sconv.dense import DenseBackend, Taps
-from sconv.metadata import ShortConvMetadata
-from sconv.state_rows import StateRows
+from sconv import ShortConvMetadata
+from sconv.plugin import ConvParams, StateRows, TorchBackend
 
 from .convolution import convolve, convolve_step
 
 __all__ = ["AscendBackend"]
 
 
-class AscendBackend(DenseBackend):
+class AscendBackend(TorchBackend):
     """All modes, token trees, verify windows in every layout (dense unless the spec names one).
 
     Step hooks use :data:`sconv_ascend.operators.OPERATORS` and nothing else, read nothing on the
@@ -24,11 +23,13 @@ class AscendBackend(DenseBackend):
     them.
     """
 
-    def _decode(self, x: Tensor, taps: Taps, state: StateRows, meta: ShortConvMetadata) -> Tensor:
+    def _decode(
+        self, x: Tensor, conv: ConvParams, state: StateRows, meta: ShortConvMetadata
+    ) -> Tensor:
         old = state.read(meta.safe_idx)
-        y = convolve_step(old, x, taps)
+        y = convolve_step(old, x, conv)
         self._append(x, state, old, meta)
         return y
 
-    def _convolve(self, inputs: Tensor, taps: Taps, out: Tensor) -> None:
-        convolve(inputs, taps, out)
+    def _convolve(self, inputs: Tensor, conv: ConvParams, out: Tensor) -> None:
+        convolve(inputs, conv, out)

@@ -7,8 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from sconv.dense import Taps
-from sconv.dense_ops import sum_taps
+from sconv.plugin import ConvParams, sum_taps
 
 __all__ = ["convolve", "convolve_step"]
 
@@ -16,13 +15,13 @@ __all__ = ["convolve", "convolve_step"]
 _BLOCK: Final = 1 << 25
 
 
-def convolve(inputs: Tensor, taps: Taps, out: Tensor, *, block: int = _BLOCK) -> None:
+def convolve(inputs: Tensor, conv: ConvParams, out: Tensor, *, block: int = _BLOCK) -> None:
     """Convolve ``[N, n + K-1, D]`` into ``[N, n, D]``. In graph.
 
-    The arithmetic is :func:`sconv.dense_ops.sum_taps`, so the values are those of the CPU backend
+    The arithmetic is :func:`sconv.plugin.sum_taps`, so the values are those of the CPU backend
     as far as the device's operators round alike. They do not depend on how work is cut into blocks.
     """
-    columns = _columns(taps.weight)
+    columns = _columns(conv.weight)
     width = len(columns)
     rows, tokens, dim = out.shape
     step = max(1, block // max(1, rows * dim))
@@ -30,25 +29,15 @@ def convolve(inputs: Tensor, taps: Taps, out: Tensor, *, block: int = _BLOCK) ->
         count = min(step, tokens - start)
         part = inputs.narrow(1, start, count + width - 1).to(torch.float32)
         shifted = [part.narrow(1, tap, count) for tap in range(width)]
-        out.narrow(1, start, count).copy_(_sum(shifted, columns, taps))
+        out.narrow(1, start, count).copy_(sum_taps(shifted, columns, conv))
 
 
-def convolve_step(old: Tensor, x: Tensor, taps: Taps) -> Tensor:
+def convolve_step(old: Tensor, x: Tensor, conv: ConvParams) -> Tensor:
     """Convolve one token per row: windows ``[B, K-1, D]``, tokens ``[B, D]``. In graph."""
     inputs = [*old.to(torch.float32).unbind(1), x.to(torch.float32)]
-    return _sum(inputs, _columns(taps.weight), taps).to(x.dtype)
+    return sum_taps(inputs, _columns(conv.weight), conv).to(x.dtype)
 
 
 def _columns(weight: Tensor) -> tuple[Tensor, ...]:
     """K contiguous float32 columns ``[D]`` of ``[D, K]``."""
     return weight.to(torch.float32).t().contiguous().unbind(0)
-
-
-def _sum(inputs: list[Tensor], columns: tuple[Tensor, ...], taps: Taps) -> Tensor:
-    return sum_taps(
-        inputs,
-        columns,
-        bias=taps.bias,
-        activation=taps.activation,
-        residual=taps.residual,
-    )

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sconv.errors import BackendUnavailableError
-from sconv.plugin import Unavailable
-from sconv.pool import ConvStatePool
-from sconv.spec import StateSpec
+from sconv import BackendUnavailableError, ConvStatePool, StateSpec, Unavailable
 
 from .backend import AscendBackend
 from .probe import probe

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sconv.hookspecs import hookimpl
-from sconv.plugin import BackendInfo, Capabilities
+from sconv import BackendInfo, Capabilities, hookimpl
 
 from .probe import probe
 

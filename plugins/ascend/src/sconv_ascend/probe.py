@@ -16,8 +16,8 @@ from typing import Final
 
 from importlib_metadata import PackageNotFoundError, distribution
 
-from sconv.plugin import Available, Unavailable
-from sconv.wording import one_line_error
+from sconv import Available, Unavailable
+from sconv.plugin import one_line_error
 
 __all__ = ["AUTOLOAD", "PRIORITY", "probe"]
 

@@ -7,8 +7,8 @@ import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
-from sconv.errors import BackendUnavailableError
-from sconv.wording import one_line_error
+from sconv import BackendUnavailableError
+from sconv.plugin import one_line_error
 
 from .probe import AUTOLOAD
 

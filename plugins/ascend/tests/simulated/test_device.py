@@ -9,10 +9,9 @@ import pytest
 import torch
 
 import sconv
-from sconv.dense import DenseBackend
-from sconv.discovery import resolve_factory, select
-from sconv.errors import BackendUnavailableError
-from sconv.plugin import Available
+from sconv import Available, BackendUnavailableError
+from sconv.discovery.selection import resolve_factory, select
+from sconv.plugin import TorchBackend
 from sconv.testing.digits import digit_spec, run_digits
 from sconv_ascend.backend import AscendBackend
 from sconv_ascend.probe import PRIORITY
@@ -56,7 +55,7 @@ def test_a_factory_is_told_the_index(
         told.append(device)
         return create(device=device, **rest)
 
-    monkeypatch.setattr(sconv.loading, "resolve_factory", lambda info: spy)
+    monkeypatch.setattr(sconv.engine.loading, "resolve_factory", lambda info: spy)
     pool = sconv.ConvStatePool.adopt(digit_spec(), device="npu:1") if adopted else None
     with torch.npu.device(0 if adopted else 1):
         sconv.load_backend("ascend", spec=digit_spec(), device=device, pool=pool)
@@ -96,7 +95,7 @@ def test_a_pool_on_another_device_is_refused(name: str, where: str) -> None:
 
 
 def test_a_class_that_is_built_by_hand_is_on_the_device_of_its_tensors() -> None:
-    backend = DenseBackend(spec=digit_spec(), device=torch.device("npu"), pool=None)
+    backend = TorchBackend(spec=digit_spec(), device=torch.device("npu"), pool=None)
     assert backend.device == backend.pool.layers[0].device == torch.device("npu:0")
 
 

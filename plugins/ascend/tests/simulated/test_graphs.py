@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sconv import ForwardBatch, load_backend
-from sconv.graphs import capture, has_graphs
+from sconv import ForwardBatch, capture, has_graphs, load_backend
 from sconv.testing.digits import digit_inputs, digit_spec, digit_weight, fill_pool, read_digits
 from sconv.testing.digits import read_window as window
 from sconv_contract.simulated_npu import StaleAddress

@@ -1,4 +1,4 @@
-"""The CPU backend: :class:`sconv.dense.DenseBackend` on host memory."""
+"""The CPU backend: :class:`sconv.plugin.TorchBackend` on host memory."""
 
 from __future__ import annotations
 
@@ -8,14 +8,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from sconv.batch import ForwardBatch
-from sconv.dense import DenseBackend, Taps
-from sconv.dense_ops import sum_taps
-from sconv.hookspecs import hookimpl
-from sconv.metadata import ShortConvMetadata
-from sconv.pool import ConvStatePool
-from sconv.spec import StateSpec
-from sconv.state_rows import StateRows
+from sconv import ConvStatePool, ForwardBatch, ShortConvMetadata, StateSpec, hookimpl
+from sconv.plugin import ConvParams, StateRows, TorchBackend, sum_taps
 
 from . import onednn
 from .decode_memory import ManyRows, SingleRow
@@ -26,7 +20,7 @@ __all__ = ["CpuBackend", "create"]
 _MIN_ELEMENTS: Final = 1 << 16
 
 
-class CpuBackend(DenseBackend):
+class CpuBackend(TorchBackend):
     """All modes, verify windows in every layout (dense unless the spec names one), trees.
 
     Decode is fast in two ways more. One row, the whole batch of somebody who runs a model at home,
@@ -64,25 +58,27 @@ class CpuBackend(DenseBackend):
             return True
         return meta.forward_mode.is_ragged and int(meta.cu[-1]) < meta.num_tokens
 
-    def _takes_onednn(self, x: Tensor, taps: Taps) -> bool:
+    def _takes_onednn(self, x: Tensor, conv: ConvParams) -> bool:
         return (
             x.numel() >= _MIN_ELEMENTS
-            and taps.bias is None
-            and taps.activation is None
-            and onednn.supports(x.shape[-1], x.dtype, taps.weight.dtype)
+            and conv.bias is None
+            and conv.activation is None
+            and onednn.supports(x.shape[-1], x.dtype, conv.weight.dtype)
             and onednn.matches_plain_torch(x.dtype, self.spec.kernel_size)
             and onednn.matches_plain_torch(x.dtype, self.spec.kernel_size + 1)
         )
 
-    def _decode(self, x: Tensor, taps: Taps, state: StateRows, meta: ShortConvMetadata) -> Tensor:
+    def _decode(
+        self, x: Tensor, conv: ConvParams, state: StateRows, meta: ShortConvMetadata
+    ) -> Tensor:
         if meta is self._single and not meta.tracks:
-            return self._decode_single(x, taps, state.window(self._single_slot))
-        if self.spec.dtype is not x.dtype or not self._takes_onednn(x, taps):
-            return super()._decode(x, taps, state, meta)
-        kept = self._many_rows_for(x, meta, residual=taps.residual)
+            return self._decode_single(x, conv, state.window(self._single_slot))
+        if self.spec.dtype is not x.dtype or not self._takes_onednn(x, conv):
+            return super()._decode(x, conv, state, meta)
+        kept = self._many_rows_for(x, meta, residual=conv.residual)
         old = state.read(meta.safe_idx, out=kept.before)
         kept.token.copy_(x[:, None])
-        kept.taps.copy_(taps.weight)
+        kept.taps.copy_(conv.weight)
         y = onednn.convolve_image(kept.image, kept.kernel).view(x.shape)
         if meta.tracks or meta.padded:
             self._append(x, state, old, meta)
@@ -112,28 +108,22 @@ class CpuBackend(DenseBackend):
                 self._scratch = torch.empty(size, dtype=self.spec.dtype)
         return state.read(meta.safe_idx, out=self._scratch[:size].view(shape))
 
-    def _decode_single(self, x: Tensor, taps: Taps, window: Tensor) -> Tensor:
+    def _decode_single(self, x: Tensor, conv: ConvParams, window: Tensor) -> Tensor:
         """Decode one row: ``[1, D]`` and its window ``[K-1, D]``, a view of the state."""
         kept = self._single_rows.get(x.shape[1])
         if kept is None:
             kept = SingleRow(x.shape[1], self.spec.kernel_size)
             self._single_rows[x.shape[1]] = kept
-        torch.cat([window, x, taps.weight.t()], out=kept.rows)
+        torch.cat([window, x, conv.weight.t()], out=kept.rows)
         window.copy_(kept.after)
-        y = sum_taps(
-            kept.inputs,
-            kept.columns,
-            bias=taps.bias,
-            activation=taps.activation,
-            residual=taps.residual,
-        )
+        y = sum_taps(kept.inputs, kept.columns, conv)
         return y.to(x.dtype)
 
-    def _convolve_packed(self, x: Tensor, taps: Taps) -> Tensor:
-        if taps.residual or not self._takes_onednn(x, taps):
-            return super()._convolve_packed(x, taps)
+    def _convolve_packed(self, x: Tensor, conv: ConvParams) -> Tensor:
+        if conv.residual or not self._takes_onednn(x, conv):
+            return super()._convolve_packed(x, conv)
         # Padding at both ends gives K-1 rows more than tokens: the room that the caller needs.
-        return onednn.conv_rows(x[None], taps.weight, padding=self.spec.window_size)[0]
+        return onednn.conv_rows(x[None], conv.weight, padding=self.spec.window_size)[0]
 
 
 def create(*, spec: StateSpec, device: torch.device, pool: ConvStatePool | None) -> CpuBackend:

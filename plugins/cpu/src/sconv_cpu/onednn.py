@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sconv.dense_ops import convolve
+from sconv.plugin import ConvParams, convolve
 
 __all__ = [
     "as_image",
@@ -69,7 +69,7 @@ def conv_rows(inputs: Tensor, weight: Tensor, *, padding: int = 0) -> Tensor:
 
 @cache
 def matches_plain_torch(dtype: torch.dtype, kernel_size: int) -> bool:
-    """Whether oneDNN gives :func:`sconv.dense_ops.convolve`'s bits here, on a set of shapes.
+    """Whether oneDNN gives :func:`sconv.plugin.convolve`'s bits here, on a set of shapes.
 
     The inputs are large numbers of both signs among small ones, so that a small one survives or is
     absorbed depending on when it is added: another order of the taps, or a sum narrower than
@@ -84,7 +84,7 @@ def matches_plain_torch(dtype: torch.dtype, kernel_size: int) -> bool:
         signs = torch.randint(0, 2, (dim, kernel_size), generator=generator)
         weight = (2 * signs - 1).to(dtype)
         plain = torch.empty(rows, length, dim, dtype=dtype)
-        convolve(inputs, weight, bias=None, activation=None, residual=False, out=plain)
+        convolve(inputs, ConvParams(weight, None, None, False), out=plain)
         if not torch.equal(plain, conv_rows(inputs, weight)):
             return False
     return True

@@ -9,14 +9,16 @@ import torch
 import triton
 from torch import Tensor
 
-from sconv.base import BackendBase
-from sconv.batch import ForwardBatch, ForwardMode
-from sconv.checks import check_commit
-from sconv.errors import SpecError
-from sconv.hookspecs import hookimpl
-from sconv.metadata import MetadataBuffers, ShortConvMetadata
-from sconv.pool import ConvStatePool
-from sconv.spec import StateSpec
+from sconv import (
+    ConvStatePool,
+    ForwardBatch,
+    ForwardMode,
+    ShortConvMetadata,
+    SpecError,
+    StateSpec,
+    hookimpl,
+)
+from sconv.plugin import MetadataBuffers, PluginBackend, check_commit
 
 from .commits import Commits
 from .convolution import Convolutions
@@ -27,7 +29,7 @@ from .warmup import warm_up
 __all__ = ["CudaBackend", "create"]
 
 
-class CudaBackend(BackendBase):
+class CudaBackend(PluginBackend):
     """All modes in Triton kernels; verify keeps its inputs alone, unless a spec asks otherwise.
 
     Results of a row do not depend on the other rows of the batch, bit for bit: no sum crosses rows,

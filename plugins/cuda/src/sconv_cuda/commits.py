@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sconv.pool import ConvStatePool
-from sconv.spec import StateSpec
-from sconv.windows import InputWindows
+from sconv import ConvStatePool, StateSpec
+from sconv.plugin import InputWindows
 
 from .commit import commit
 from .launch import ALIGNMENT, Launcher, Tile

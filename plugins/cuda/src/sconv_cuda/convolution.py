@@ -11,11 +11,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from sconv.batch import ForwardMode
-from sconv.metadata import ShortConvMetadata
-from sconv.pool import ConvStatePool
-from sconv.spec import StateSpec
-from sconv.windows import VerifyWindows
+from sconv import ConvStatePool, ForwardMode, ShortConvMetadata, StateSpec
+from sconv.plugin import VerifyWindows
 
 from .decode import DECODE
 from .draft_extend import DRAFT_EXTEND

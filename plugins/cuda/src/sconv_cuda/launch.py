@@ -20,7 +20,7 @@ import triton
 from torch import Tensor
 from triton.compiler import ASTSource
 
-from sconv.errors import SconvError
+from sconv import SconvError
 
 __all__ = ["ALIGNMENT", "Compiled", "Kernel", "Launcher", "NotCompiledError", "Tile", "kernel"]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sconv.pool import ConvStatePool
-from sconv.spec import StateSpec
+from sconv import ConvStatePool, StateSpec
 
 from .launch import ALIGNMENT, Launcher
 

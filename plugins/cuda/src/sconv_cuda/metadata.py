@@ -7,11 +7,8 @@ from typing import Final
 import triton
 from torch import Tensor
 
-from sconv.batch import ForwardBatch, ForwardMode
-from sconv.metadata import MetadataBuffers, ShortConvMetadata
-from sconv.pool import ConvStatePool
-from sconv.spec import StateSpec
-from sconv.windows import InputWindows
+from sconv import ConvStatePool, ForwardBatch, ForwardMode, ShortConvMetadata, StateSpec
+from sconv.plugin import InputWindows, MetadataBuffers
 
 from .launch import ALIGNMENT, Launcher
 from .ragged_metadata import ragged_metadata

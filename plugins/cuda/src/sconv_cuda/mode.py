@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from sconv.metadata import ShortConvMetadata
-from sconv.windows import VerifyWindows
+from sconv import ShortConvMetadata
+from sconv.plugin import VerifyWindows
 
 from .launch import Kernel, Tile
 from .tiles import Table

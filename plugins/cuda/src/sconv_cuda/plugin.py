@@ -8,8 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from sconv.hookspecs import hookimpl
-from sconv.plugin import Available, BackendInfo, Capabilities, Unavailable
+from sconv import Available, BackendInfo, Capabilities, Unavailable, hookimpl
 
 __all__ = ["plugin", "probe"]
 

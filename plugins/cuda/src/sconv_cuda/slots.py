@@ -13,10 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sconv.batch import ForwardBatch
-from sconv.dense_metadata import lookup_slots
-from sconv.metadata import MetadataBuffers
-from sconv.pool import ConvStatePool
+from sconv import ConvStatePool, ForwardBatch
+from sconv.plugin import MetadataBuffers, lookup_slots
 
 __all__ = ["SlotSource", "Translation", "lookup", "translate", "words"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import triton.language as tl
 from torch import Tensor
 
-from sconv.metadata import ShortConvMetadata
-from sconv.windows import DedupWindows, InputWindows, VerifyWindows
+from sconv import ShortConvMetadata
+from sconv.plugin import DedupWindows, InputWindows, VerifyWindows
 
 from .arithmetic import convolved, rounded
 from .launch import kernel

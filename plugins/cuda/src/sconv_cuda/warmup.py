@@ -21,10 +21,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from sconv.batch import ForwardBatch
-from sconv.metadata import MetadataBuffers, ShortConvMetadata
-from sconv.pool import ConvStatePool
-from sconv.spec import StateSpec
+from sconv import ConvStatePool, ForwardBatch, ShortConvMetadata, StateSpec
+from sconv.plugin import MetadataBuffers
 
 from .commits import Commits
 from .convolution import MODES, Convolutions

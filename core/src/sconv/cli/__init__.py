@@ -1,0 +1,1 @@
+"""The command line: ``sconv`` and its subcommands."""

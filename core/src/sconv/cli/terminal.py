@@ -1,0 +1,41 @@
+"""Standard output of a command: whatever it is connected to, nothing ends in a traceback."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from contextlib import suppress
+
+from ..errors import SconvError
+
+__all__ = ["discard_output", "flush_output", "prepare_output"]
+
+
+def prepare_output() -> None:
+    """Make every character printable: as an escape where the terminal does not have it.
+
+    Raises:
+        SconvError: Standard output is closed, and what a command says would be lost.
+    """
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        raise SconvError("standard output is closed: redirect it to /dev/null to discard it")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def flush_output() -> None:
+    """Write what is buffered; while the interpreter ends it is too late to say that it failed."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def discard_output() -> None:
+    """Discard what is buffered and cannot be written, before the interpreter tries once more."""
+    try:
+        flush_output()
+    except OSError:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

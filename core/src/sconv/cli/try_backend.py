@@ -1,0 +1,103 @@
+"""Tries a backend in a process of its own: builds it, and decodes one token.
+
+A probe looks at files and metadata, so that listing stays quick; whether the driver answers shows
+only when somebody asks it. That takes seconds, loads device libraries, and can end the process.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from ..discovery.info import BackendInfo, Broken
+from ..discovery.selection import backends
+from ..discovery.torch_failure import torch_failure
+from ..errors import SconvError
+from ..messages import one_line, one_line_error
+
+__all__ = ["Trial", "try_backend"]
+
+#: Seconds that a backend may take; importing a device library alone can take ten.
+LIMIT: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What came of it.
+
+    Attributes:
+        device: Where a token was decoded; None if it failed.
+        error: Why it failed, in one line.
+    """
+
+    device: str | None
+    error: str | None = None
+
+
+def try_backend(info: BackendInfo, *, limit: float = LIMIT) -> Trial:
+    """Try a backend in a child process, also one whose probe says that it cannot run here."""
+    if isinstance(info.availability, Broken):
+        return Trial(None, info.availability.reason)
+    distribution = "" if info.origin is None else info.origin.distribution
+    command = [sys.executable, "-m", __name__, distribution, info.name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+    except subprocess.TimeoutExpired:
+        return Trial(None, f"no answer within {limit:g} s")
+    try:
+        # The last line: a device library may have printed others.
+        return Trial(**json.loads(done.stdout.rstrip().rpartition("\n")[2]))
+    except (ValueError, TypeError):
+        last = one_line(done.stderr.rstrip().rpartition("\n")[2])
+        return Trial(None, f"its process ended with {done.returncode}: {last or 'no message'}")
+
+
+def _decode(info: BackendInfo) -> str:
+    """Build a backend and decode one token; return the device."""
+    import torch
+
+    from ..engine.loading import build
+    from ..state.spec import StateSpec, Stream
+    from ..step.batch import ForwardBatch
+
+    can = info.capabilities
+    spec = StateSpec(
+        num_layers=1,
+        streams=[Stream("a", 64)],
+        kernel_size=min(max(4, can.kernel_sizes[0]), can.kernel_sizes[1]),
+        num_slots=2,
+        max_requests=1,
+        dtype=getattr(torch, can.dtypes[0]),
+        window_axis="time" if "time" in can.window_axes else "channel",
+    )
+    backend = build(info, spec=spec)
+    weight = torch.ones(64, spec.kernel_size, dtype=spec.dtype).to(backend.device)
+    x = torch.ones(1, 64, dtype=spec.dtype).to(backend.device)
+    batch = ForwardBatch.decode(slots=torch.tensor([1]).to(backend.device))
+    backend.init_forward_metadata(batch)
+    y = backend.short_conv(x, weight, layer_id=0, stream="a", forward_batch=batch, residual=False)
+    if y.cpu().tolist() != [[1.0] * 64]:
+        raise SconvError(f"one token after an empty window gave {y[0, 0].item()} instead of 1")
+    return str(backend.device)
+
+
+def _main(distribution: str, name: str) -> None:
+    (info,) = (
+        one
+        for one in backends()
+        if one.name == name and one.origin is not None and one.origin.distribution == distribution
+    )
+    try:
+        trial = Trial(_decode(info))
+    except SconvError as exc:
+        trial = Trial(None, one_line(str(exc)))
+    except Exception as exc:
+        trial = Trial(None, torch_failure(exc, backend=name) or one_line_error(exc))
+    sys.stdout.write(f"\n{json.dumps(asdict(trial))}\n")
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

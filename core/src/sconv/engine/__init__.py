@@ -1,0 +1,1 @@
+"""What an engine holds: a loaded backend, the module of a model, plans of memory."""

@@ -1,0 +1,372 @@
+"""What an engine holds: one selected backend, its hooks checked and frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..discovery.info import BackendInfo
+from ..errors import BatchError
+from ..messages import kind_of
+from ..state.pool import ConvStatePool
+from ..state.spec import StateSpec
+from ..step.batch import ForwardBatch
+from ..step.conv_checks import check_conv
+from ..step.metadata import ShortConvMetadata
+
+if TYPE_CHECKING:
+    from ..discovery.observers import Observers
+
+__all__ = ["Backend"]
+
+
+class Backend:
+    """A loaded backend. It belongs to one model runner and one thread.
+
+    Its methods are the hooks of :class:`sconv.hookspecs.StepSpec` with their defaults; a call costs
+    about a bound method call, since each hook was resolved once, at load.
+    """
+
+    __slots__ = (
+        "_commit",
+        "_conv_state_metadata",
+        "_direct",
+        "_impl",
+        "_in_graph",
+        "_init_graph_state",
+        "_init_metadata",
+        "_observers",
+        "_out_graph",
+        "_short_conv",
+        "_short_conv_group",
+        "_warmup",
+        "device",
+        "info",
+        "spec",
+    )
+
+    def __init__(
+        self,
+        *,
+        info: BackendInfo,
+        spec: StateSpec,
+        device: torch.device,
+        implementation: Any,
+        hooks: dict[str, Callable[..., Any]],
+        observers: Observers,
+    ) -> None:
+        """Freeze checked hooks; :func:`sconv.load_backend` is the way to get a backend."""
+        self.info = info
+        self.spec = spec
+        self.device = device
+        self._impl = implementation
+        self._direct = hooks
+        self._observers = observers
+        self._freeze(hooks)
+
+    def _freeze(self, hooks: dict[str, Callable[..., Any]]) -> None:
+        self._init_graph_state = hooks["init_graph_state"]
+        self._init_metadata = hooks["init_forward_metadata"]
+        self._out_graph = hooks["init_forward_metadata_out_graph"]
+        self._in_graph = hooks["init_forward_metadata_in_graph"]
+        self._conv_state_metadata = hooks["conv_state_metadata"]
+        self._short_conv = hooks["short_conv"]
+        self._short_conv_group = hooks.get("short_conv_group")
+        self._warmup = hooks.get("warmup")
+        self._commit = hooks["update_mamba_state_after_mtp_verify"]
+
+    def __repr__(self) -> str:
+        return f"<sconv.Backend {self.info.name!r} on {self.device}, {self.info.origin}>"
+
+    @property
+    def pool(self) -> ConvStatePool:
+        """The backend's state."""
+        pool: ConvStatePool = self._impl.pool
+        return pool
+
+    @property
+    def forward_metadata(self) -> ShortConvMetadata | None:
+        """Metadata of the prepared step. Writable: engines assign None around an idle step."""
+        meta: ShortConvMetadata | None = self._impl.forward_metadata
+        return meta
+
+    @forward_metadata.setter
+    def forward_metadata(self, value: ShortConvMetadata | None) -> None:
+        self._impl.forward_metadata = value
+
+    def init_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        """Size the static buffers. Out of graph, once, before any capture.
+
+        Raises:
+            GraphBufferError: They were sized before, for less.
+        """
+        self._init_graph_state(max_bs=max_bs, max_num_tokens=max_num_tokens)
+
+    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        """Prepare an eager step.
+
+        Raises:
+            BatchError: The batch does not fit the backend; nothing changed.
+        """
+        self._init_metadata(forward_batch=forward_batch)
+
+    def init_forward_metadata_out_graph(
+        self, forward_batch: ForwardBatch, in_capture: bool = False
+    ) -> None:
+        """Host part of a step that is captured or replayed; may sync, allocate and branch.
+
+        Raises:
+            BatchError: The batch does not fit the backend; nothing changed.
+            GraphBufferError: The batch does not fit the static buffers.
+        """
+        self._out_graph(forward_batch=forward_batch, in_capture=in_capture)
+
+    def init_forward_metadata_in_graph(self, forward_batch: ForwardBatch) -> None:
+        """Recordable part of a step: fills the static buffers. In graph.
+
+        Raises:
+            GraphBufferError: The batch does not fit the static buffers.
+        """
+        self._in_graph(forward_batch=forward_batch)
+
+    def conv_state_metadata(self, layer_id: int, forward_batch: ForwardBatch) -> ShortConvMetadata:
+        """Return the step's metadata: a pure read, one object for all layers of the step.
+
+        Raises:
+            MetadataError: The step was not prepared.
+        """
+        meta: ShortConvMetadata = self._conv_state_metadata(
+            layer_id=layer_id, forward_batch=forward_batch
+        )
+        return meta
+
+    def short_conv(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        *,
+        layer_id: int,
+        stream: str,
+        forward_batch: ForwardBatch,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+        residual: bool = True,
+    ) -> Tensor:
+        """Convolve one stream of one layer and move its state on, as the mode asks. In graph.
+
+        Args:
+            x: ``[T, D]`` packed inputs, unit channel stride, rows may be strided.
+            weight: ``[D, K]`` or ``[D, 1, K]``, any strides.
+            layer_id: The layer.
+            stream: The stream.
+            forward_batch: The batch that the step was prepared with.
+            bias: ``[D]`` or None.
+            activation: None, ``"silu"`` or ``"swish"``.
+            residual: Add ``x`` after the activation.
+
+        Returns:
+            ``[T, D]`` in x's dtype; zero for rows without a slot. Not differentiable.
+
+        Raises:
+            BatchError: An argument has the wrong shape, dtype, device or strides; nothing changed.
+            SpecError: The layer or the stream does not exist.
+            MetadataError: The prepared step has another mode or another number of rows.
+        """
+        if torch.is_grad_enabled():
+            # State outlives the step, so it must not hold the step's autograd graph.
+            with torch.no_grad():
+                return self.short_conv(
+                    x,
+                    weight,
+                    layer_id=layer_id,
+                    stream=stream,
+                    forward_batch=forward_batch,
+                    bias=bias,
+                    activation=activation,
+                    residual=residual,
+                )
+        check_conv(
+            x,
+            weight,
+            bias,
+            activation,
+            residual,
+            layer_id,
+            stream,
+            forward_batch,
+            self._conv_state_metadata(layer_id=layer_id, forward_batch=forward_batch),
+            self.spec,
+            self.device,
+        )
+        y: Tensor = self._short_conv(
+            x=x,
+            weight=weight,
+            layer_id=layer_id,
+            stream=stream,
+            forward_batch=forward_batch,
+            bias=bias,
+            activation=activation,
+            residual=residual,
+        )
+        return y
+
+    def short_conv_group(
+        self,
+        xs: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        *,
+        layer_id: int,
+        streams: Sequence[str],
+        forward_batch: ForwardBatch,
+        biases: Sequence[Tensor | None] | None = None,
+        activation: str | None = None,
+        residual: bool = True,
+    ) -> list[Tensor]:
+        """Convolve streams that are ready at one point of a layer, such as k and v. In graph.
+
+        Raises:
+            BatchError: The sequences differ in length, name a stream twice, or hold a bad argument;
+                nothing changed.
+        """
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self.short_conv_group(
+                    xs,
+                    weights,
+                    layer_id=layer_id,
+                    streams=streams,
+                    forward_batch=forward_batch,
+                    biases=biases,
+                    activation=activation,
+                    residual=residual,
+                )
+        try:
+            if biases is None:
+                biases = [None] * len(xs)
+            matching = len(xs) == len(weights) == len(streams) == len(biases)
+        except TypeError:
+            raise BatchError(
+                f"short_conv_group: xs is {kind_of(xs)}, weights {kind_of(weights)}, streams "
+                f"{kind_of(streams)}, biases {kind_of(biases)}: expected sequences, one entry per "
+                "stream"
+            ) from None
+        if not matching:
+            raise BatchError(
+                f"short_conv_group: {len(xs)} inputs, {len(weights)} weights, {len(streams)} "
+                f"streams, {len(biases)} biases: expected as many of each"
+            )
+        if len(set(streams)) != len(streams):
+            raise BatchError(f"short_conv_group: {list(streams)} names a stream twice")
+        meta = self._conv_state_metadata(layer_id=layer_id, forward_batch=forward_batch)
+        # All are checked before the first one writes.
+        for x, weight, stream, bias in zip(xs, weights, streams, biases, strict=True):
+            check_conv(
+                x,
+                weight,
+                bias,
+                activation,
+                residual,
+                layer_id,
+                stream,
+                forward_batch,
+                meta,
+                self.spec,
+                self.device,
+            )
+        if self._short_conv_group is not None:
+            ys: list[Tensor] = self._short_conv_group(
+                xs=xs,
+                weights=weights,
+                layer_id=layer_id,
+                streams=streams,
+                forward_batch=forward_batch,
+                biases=biases,
+                activation=activation,
+                residual=residual,
+            )
+            return ys
+        return [
+            self._short_conv(
+                x=x,
+                weight=weight,
+                layer_id=layer_id,
+                stream=stream,
+                forward_batch=forward_batch,
+                bias=bias,
+                activation=activation,
+                residual=residual,
+            )
+            for x, weight, stream, bias in zip(xs, weights, streams, biases, strict=True)
+        ]
+
+    def warmup(self) -> None:
+        """Compile what this spec needs, before serving. Out of graph."""
+        if self._warmup is not None:
+            self._warmup()
+
+    def update_mamba_state_after_mtp_verify(
+        self,
+        last_correct_step_indices: Tensor,
+        mamba_track_indices: Tensor | None = None,
+        mamba_steps_to_track: Tensor | None = None,
+        req_pool_indices: Tensor | None = None,
+    ) -> None:
+        """Keep what the last verify step accepted, for all layers and streams. In or out of graph.
+
+        Args:
+            last_correct_step_indices: ``[B]`` last kept node of each row, -1 = keep nothing.
+            mamba_track_indices: ``[B]`` int64 slots that receive snapshots, -1 = none; or None.
+            mamba_steps_to_track: ``[B]`` node whose window is the snapshot, -1 = none; or None.
+            req_pool_indices: ``[B]`` int64 request rows (or slots, if the step was made with
+                slots); looked up now, whatever ran since the verify step. Required: it stands last
+                only so that all four may be given by position.
+
+        Raises:
+            TypeError: ``req_pool_indices`` is missing.
+            BatchError: An argument has the wrong shape, dtype or device; nothing changed.
+            MetadataError: There was no verify step.
+        """
+        if req_pool_indices is None:
+            raise TypeError(
+                "update_mamba_state_after_mtp_verify: req_pool_indices is missing; without it the "
+                "commit would go to whatever slots the last forward left behind"
+            )
+        for name, rows in (
+            ("last_correct_step_indices", last_correct_step_indices),
+            ("req_pool_indices", req_pool_indices),
+        ):
+            if not isinstance(rows, Tensor):
+                raise BatchError(
+                    f"{name} is {kind_of(rows)}: expected a tensor on {self.device}, one entry per "
+                    "row of the verify step"
+                )
+        if req_pool_indices.dim() != 1:
+            raise BatchError(
+                f"req_pool_indices has shape {list(req_pool_indices.shape)}: expected [B], one "
+                "entry per row of the verify step"
+            )
+        self._commit(
+            last_correct_step_indices=last_correct_step_indices,
+            mamba_track_indices=mamba_track_indices,
+            mamba_steps_to_track=mamba_steps_to_track,
+            req_pool_indices=req_pool_indices,
+        )
+
+    def add_observer(self, observer: object) -> None:
+        """Register pluggy wrappers around the hooks: profiling, tracing, fault injection.
+
+        Only while an observer is registered do calls go through pluggy.
+
+        Raises:
+            ContractError: The observer names a hook or a parameter that does not exist.
+        """
+        self._observers.add(observer)
+        self._freeze(self._observers.calls())
+
+    def remove_observer(self, observer: object) -> None:
+        """Unregister an observer; without any left, calls are direct again."""
+        self._observers.remove(observer)
+        self._freeze(self._observers.calls() if self._observers.active else self._direct)

@@ -1,0 +1,137 @@
+"""The check of one convolution. It runs in every layer of every step, so what is right is quick.
+
+Host facts only: shapes, dtypes, devices, and whether the step was prepared for this batch.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..errors import BatchError, MetadataError
+from ..messages import kind_of
+from ..state.spec import StateSpec
+from .batch import ForwardBatch, check_is_batch
+from .metadata import ShortConvMetadata
+from .value_checks import checks_values
+
+__all__ = ["check_conv"]
+
+_FLOAT: Final = (torch.bfloat16, torch.float16, torch.float32)
+_ACTIVATIONS: Final = (None, "silu", "swish")
+
+
+def check_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+    residual: bool,
+    layer_id: int,
+    stream: str,
+    batch: ForwardBatch,
+    meta: ShortConvMetadata,
+    spec: StateSpec,
+    device: torch.device,
+) -> None:
+    """Check one convolution. Host facts only; in graph. By position, which is a tenth quicker.
+
+    Raises:
+        BatchError: An argument is of the wrong type, shape, dtype or device, or has wrong strides.
+        SpecError: The layer or the stream does not exist.
+        MetadataError: The prepared step is not this batch's.
+    """
+    part = spec.stream_slice(layer_id, stream)
+    dim, kernel_size, tokens = part.stop - part.start, spec.kernel_size, meta.num_tokens
+    try:
+        # One expression for what is right; what is wrong is looked for afterwards.
+        if (
+            (meta.batch is batch or _is_prepared(meta, batch, device))
+            and x.shape == (tokens, dim)
+            and (x.is_contiguous() or x.stride(1) == 1 or dim == 1)
+            and (weight.shape == (dim, kernel_size) or weight.shape == (dim, 1, kernel_size))
+            and (bias is None or bias.shape == (dim,))
+            and activation in _ACTIVATIONS
+            and (residual is True or residual is False)
+            and x.dtype in _FLOAT
+            and weight.dtype in _FLOAT
+            and (bias is None or bias.dtype in _FLOAT)
+            and x.device == device
+            and weight.device == device
+            and (bias is None or bias.device == device)
+        ):
+            return
+    except (AttributeError, TypeError):
+        # What is no tensor, or no batch, does not even answer.
+        _refuse_types(x, weight, bias, batch)
+        raise
+    _refuse_types(x, weight, bias, batch)
+    if not (meta.batch is batch or _is_prepared(meta, batch, device)):
+        raise _unprepared(meta, batch)
+    if x.shape != (tokens, dim):
+        raise BatchError(
+            f"x has shape {list(x.shape)}: expected packed [T, D] = [{tokens}, {dim}] for stream "
+            f"{stream!r} of layer {layer_id} in a {meta.forward_mode.value} step of "
+            f"{meta.batch_size} rows"
+        )
+    if x.stride(1) != 1 and dim > 1 and tokens > 0:
+        raise BatchError(
+            f"x has strides {list(x.stride())}: its channels must be contiguous (stride 1); rows "
+            "may be strided, for example a slice of a wider projection"
+        )
+    if weight.shape not in ((dim, kernel_size), (dim, 1, kernel_size)):
+        raise BatchError(
+            f"weight has shape {list(weight.shape)}: expected [D, K] or [D, 1, K] with D={dim}, "
+            f"K={kernel_size}"
+        )
+    if bias is not None and bias.shape != (dim,):
+        raise BatchError(f"bias has shape {list(bias.shape)}: expected [{dim}]")
+    if activation not in _ACTIVATIONS:
+        raise BatchError(f"activation={activation!r}: expected None, 'silu' or 'swish'")
+    if not isinstance(residual, bool):
+        raise BatchError(f"residual={residual!r}: expected True or False")
+    for name, tensor in (("x", x), ("weight", weight), ("bias", bias)):
+        if tensor is None:
+            continue
+        if tensor.dtype not in _FLOAT:
+            raise BatchError(f"{name} is {tensor.dtype}: expected bfloat16, float16 or float32")
+        if tensor.device != device:
+            raise BatchError(f"{name} is on {tensor.device}, the state is on {device}")
+
+
+def _is_prepared(meta: ShortConvMetadata, batch: ForwardBatch, device: torch.device) -> bool:
+    """Whether a step was prepared for a batch that is another object than the one given then.
+
+    An engine may describe a step anew, for every replay or even for every layer. So mode and number
+    of rows are compared, and where values are checked also which rows they are: on the CPU by
+    value, elsewhere by memory, since this runs inside captures, where nothing can be read.
+    """
+    if meta.forward_mode is not batch.forward_mode or meta.batch_size != batch.batch_size:
+        return False
+    if meta.batch is None or not checks_values(device):
+        return True
+    return meta.batch.is_same_step(batch, values=device.type == "cpu")
+
+
+def _unprepared(meta: ShortConvMetadata, batch: ForwardBatch) -> MetadataError:
+    step = f"{meta.forward_mode.value} with {meta.batch_size} rows"
+    if meta.forward_mode is batch.forward_mode and meta.batch_size == batch.batch_size:
+        return MetadataError(
+            f"the prepared step and this batch are {step} each, and differ in their rows or "
+            "lengths: prepare this batch first, or give the one that was prepared"
+        )
+    return MetadataError(
+        f"the prepared step is {step}, this batch is {batch.forward_mode.value} with "
+        f"{batch.batch_size}: prepare it first"
+    )
+
+
+def _refuse_types(x: object, weight: object, bias: object, batch: object) -> None:
+    check_is_batch(batch)
+    for name, value, shape in (("x", x, "[T, D]"), ("weight", weight, "[D, K]")):
+        if not isinstance(value, Tensor):
+            raise BatchError(f"{name} is {kind_of(value)}: expected a tensor {shape}")
+    if bias is not None and not isinstance(bias, Tensor):
+        raise BatchError(f"bias is {kind_of(bias)}: expected a tensor [D], or None")

@@ -1,0 +1,1 @@
+"""The base class of backends, and every hook in plain vectorised torch."""

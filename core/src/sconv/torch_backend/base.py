@@ -1,0 +1,226 @@
+"""The order of a step, shared by all plugins of this project: plan, fill, publish.
+
+A subclass fills metadata and moves state; this class decides when, into which tensors, and what a
+reader sees in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..errors import BatchError, GraphBufferError, MetadataError
+from ..hookspecs import hookimpl
+from ..state.pool import ConvStatePool
+from ..state.spec import StateSpec
+from ..state.windows import choose_layout, make_windows
+from ..step.batch import ForwardBatch, ForwardMode, check_is_batch
+from ..step.batch_checks import check_batch
+from ..step.metadata import MetadataBuffers, ShortConvMetadata
+from ..step.value_checks import check_physical, checks_values
+from .fill_metadata import lookup_slots
+
+__all__ = ["PluginBackend"]
+
+
+class PluginBackend:
+    """Step hooks that need no kernel. A subclass gives :meth:`_fill` and the rest of the contract.
+
+    Attributes:
+        window_layouts: Layouts of verify windows that the class keeps, first choice first; the same
+            as in the capabilities that its plugin declares.
+        settles: Whether :meth:`_fill` leaves alone what ``buffers.settled`` says is filled: copies
+            from an eager step of the same shape, which cost less than to compute them.
+        spec: What the backend was built for.
+        device: Where its tensors lie, index included; an adopted pool's, if there is one.
+        pool: Its state.
+        forward_metadata: Metadata of the step that is prepared, or None.
+        verify_tokens: Tokens per row of the last verify step that was prepared; the commit's bound.
+        verify_rows: Rows of that step.
+        verify_by_slots: It named its rows by slots, so the commit's ``req_pool_indices`` are slots.
+        verify_tree: Its tokens were a tree.
+    """
+
+    window_layouts: ClassVar[tuple[str, ...]] = ("dense",)
+    settles: ClassVar[bool] = False
+
+    def __init__(
+        self, *, spec: StateSpec, device: torch.device, pool: ConvStatePool | None
+    ) -> None:
+        """Build the state, unless an adopted pool brings it, and choose the verify windows.
+
+        Raises:
+            SpecError: The class does not keep the window layout that the spec names.
+        """
+        self.spec = spec
+        self.pool = pool if pool is not None else ConvStatePool(spec, device)
+        self.device = self.pool.device
+        if not self.pool.has_windows:
+            layout = choose_layout(spec, self.window_layouts, backend=type(self).__name__)
+            self.pool.windows = make_windows(layout, spec, self.pool.device)
+        self.forward_metadata: ShortConvMetadata | None = None
+        self.verify_tokens = 0
+        self.verify_rows = 0
+        self.verify_by_slots = False
+        self.verify_tree = False
+        self._buffers: MetadataBuffers | None = None
+        self._planned_tokens: int | None = None
+        self._padded = True
+        self._settled: ShortConvMetadata | None = None
+
+    def _fill(
+        self,
+        meta: ShortConvMetadata,
+        batch: ForwardBatch,
+        buffers: MetadataBuffers,
+    ) -> None:
+        """Fill the metadata of a step. In graph."""
+        raise NotImplementedError
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows of a batch."""
+        static = 0 if self._buffers is None else self._buffers.max_bs
+        return max(self.spec.max_requests, static)
+
+    @hookimpl
+    def init_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        """See :meth:`sconv.hookspecs.StepSpec.init_graph_state`."""
+        for name, size in (("max_bs", max_bs), ("max_num_tokens", max_num_tokens)):
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise BatchError(f"{name}={size!r}: expected an int")
+        if self._buffers is not None:
+            self._buffers.check(max_bs, max_num_tokens)
+            return
+        if max_bs < 1 or max_num_tokens < max_bs:
+            raise GraphBufferError(
+                "static buffers hold at least one row and a token per row",
+                have={"max_bs": max_bs, "max_num_tokens": max_num_tokens},
+                need={"max_bs": max(max_bs, 1), "max_num_tokens": max(max_bs, 1)},
+            )
+        # A tensor made under inference mode could not be filled outside of it later.
+        with torch.inference_mode(False):
+            self.pool.windows.reserve(max_bs)
+            self._buffers = MetadataBuffers(self.spec, max_bs, max_num_tokens, self.device)
+
+    @hookimpl
+    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        """See :meth:`sconv.hookspecs.StepSpec.init_forward_metadata`."""
+        tokens = self._plan(forward_batch)
+        self._begin(forward_batch)
+        like = self._settled
+        if like is not None and not like.has_shape_of(forward_batch):
+            like = None
+        buffers = MetadataBuffers(
+            self.spec,
+            forward_batch.batch_size,
+            tokens,
+            self.device,
+            only=forward_batch,
+            like=like,
+        )
+        # Most steps are as padded as the one before.
+        meta = buffers.step(forward_batch, tokens, padded=self._padded)
+        self._translate_on_host(forward_batch, buffers)
+        self._fill(meta, forward_batch, buffers)
+        padded = self._is_padded(meta)
+        if padded is not meta.padded:
+            meta = replace(meta, padded=padded)
+        self._padded = padded
+        # A tensor of another type is of some tracing mode, and ends with it.
+        if self.settles and meta.has_shape_of(forward_batch) and type(meta.cu) is Tensor:
+            self._settled = meta
+        self.forward_metadata = meta
+
+    @hookimpl
+    def init_forward_metadata_out_graph(
+        self, forward_batch: ForwardBatch, in_capture: bool
+    ) -> None:
+        """See :meth:`sconv.hookspecs.StepSpec.init_forward_metadata_out_graph`."""
+        buffers = self._static_buffers(forward_batch)
+        tokens = self._plan(forward_batch)
+        buffers.check(forward_batch.batch_size, tokens)
+        self._begin(forward_batch)
+        self._planned_tokens = tokens
+        self._translate_on_host(forward_batch, buffers)
+
+    @hookimpl
+    def init_forward_metadata_in_graph(self, forward_batch: ForwardBatch) -> None:
+        """See :meth:`sconv.hookspecs.StepSpec.init_forward_metadata_in_graph`."""
+        buffers = self._static_buffers(forward_batch)
+        tokens = forward_batch.num_tokens
+        if tokens is None:
+            tokens = self._planned_tokens
+        if tokens is None:
+            raise MetadataError(
+                "the step's token count is unknown: give ForwardBatch num_tokens=, or call "
+                "init_forward_metadata_out_graph first"
+            )
+        meta = buffers.step(forward_batch, tokens, padded=True)
+        self._fill(meta, forward_batch, buffers)
+        self.forward_metadata = meta
+
+    @hookimpl
+    def conv_state_metadata(self, layer_id: int, forward_batch: ForwardBatch) -> ShortConvMetadata:
+        """See :meth:`sconv.hookspecs.StepSpec.conv_state_metadata`."""
+        meta = self.forward_metadata
+        if meta is None:
+            raise MetadataError(
+                "no step is prepared: call init_forward_metadata, or both halves "
+                "(init_forward_metadata_out_graph, then init_forward_metadata_in_graph) first"
+            )
+        return meta
+
+    def _plan(self, batch: ForwardBatch) -> int:
+        """Check the batch and return its packed tokens; a refused batch changes nothing."""
+        check_is_batch(batch)
+        check_batch(batch, self.spec, self.pool, self.max_rows)
+        if batch.num_tokens is not None:
+            return batch.num_tokens
+        assert batch.extend_seq_lens is not None
+        return int(batch.extend_seq_lens.sum())
+
+    def _begin(self, batch: ForwardBatch) -> None:
+        """Forget the last step: the batch is accepted. What a commit needs outlives other modes."""
+        self.forward_metadata = None
+        self._planned_tokens = None
+        if batch.forward_mode is ForwardMode.TARGET_VERIFY:
+            assert batch.tokens_per_row is not None
+            self.verify_tokens = batch.tokens_per_row
+            self.verify_rows = batch.batch_size
+            self.verify_by_slots = batch.slots is not None
+            self.verify_tree = batch.is_tree
+
+    def _is_padded(self, meta: ShortConvMetadata) -> bool:
+        """Whether an eager step has rows without a slot, or tokens past the last row.
+
+        True where finding out would cost a sync.
+        """
+        return True
+
+    def _translate_on_host(self, batch: ForwardBatch, buffers: MetadataBuffers) -> None:
+        """Run an allocator's own translation, which is not recordable, into fixed buffers."""
+        if not self.pool.translates_on_host:
+            return
+        slots = buffers.host_slots[: batch.batch_size]
+        lookup_slots(self.pool, batch.req_pool_indices, batch.slots, out=slots)
+        translated = [self.pool.translate_(slots)]
+        if batch.mamba_track_indices is not None:
+            tracks = buffers.host_tracks[: batch.batch_size]
+            translated.append(self.pool.translate_(tracks.copy_(batch.mamba_track_indices)))
+        if batch.batch_size and checks_values(self.device):
+            for rows in translated:
+                check_physical("virtual_to_physical", rows, self.pool)
+
+    def _static_buffers(self, batch: ForwardBatch) -> MetadataBuffers:
+        check_is_batch(batch)
+        if self._buffers is None:
+            raise GraphBufferError(
+                "no static buffers: call init_graph_state before the first capture",
+                have={"max_bs": 0},
+                need={"max_bs": batch.batch_size},
+            )
+        return self._buffers
