@@ -103,7 +103,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "a module of no size": (lambda: module(hidden_size=None), r"hidden_size=None: expected an int"),
     "a module of half a kernel": (lambda: module(kernel_size=2.5), r"kernel_size=2.5: expected an"),
     "a rank in a string": (lambda: module(tp_rank="0"), r"tp_rank='0': expected an int"),
-    "parts by size": (lambda: module(parts=[4]), r"parts is \[4\]: expected a list of sconv.nn.Part"),
+    "parts by size": (lambda: module(parts=[4]), r"parts is \[4\]: expected a list of sconv.nn"),
     "a backend by name": (lambda: module(backend="cpu"), r"backend is a str: expected a sconv.B"),
     "a module's batch": (
         lambda: module()(LAYERS, None),
