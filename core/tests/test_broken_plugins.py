@@ -162,6 +162,23 @@ def test_hook_8_a_description_for_another_release_names_the_contract(site):
     assert "sconv-core has contract 1.0" in site.reason("npu")
 
 
+def test_cap_1_a_capability_that_nothing_obeys_is_refused(site):
+    """A backend that declared its windows at the front was given the end of the slot."""
+    site.module(
+        "older",
+        "from sconv import Available, BackendInfo, Capabilities, hookimpl\n"
+        "class Plugin:\n"
+        "    @hookimpl\n"
+        "    def sconv_backend(self):\n"
+        "        return BackendInfo('npu', 'npu', (1, 0), 'm:f', lambda: Available(1),\n"
+        "                           Capabilities(window_at_end=False))\n"
+        "plugin = Plugin()\n",
+    )
+    site.distribution("sconv-npu", backends={"npu": "older:plugin"})
+    assert "unexpected keyword argument 'window_at_end'" in site.reason("npu")
+    assert "sconv-core has contract 1.0" in site.reason("npu")
+
+
 def test_dev_2_a_missing_compiled_module_breaks_only_its_own_backend(site):
     site.module("npu_kernels", "import npu_compiled_C\ndef create(): ...")
     site.module("host_kernels", "def create(): return 'made'")

@@ -140,16 +140,31 @@ def test_sizes_that_no_memory_holds(rows: int, drafts: int) -> None:
     backend = TorchBackend(spec=spec, device=CPU, pool=None)
     windows = backend.pool.windows
     before = (windows.rows, windows.nbytes)
-    if drafts > 1:
-        message = rf"no memory for verify windows of {rows * windows.row_nbytes(spec)} bytes"
-    else:
-        nbytes = rows * MetadataBuffers.row_nbytes(spec) + 16
-        message = rf"metadata of captured steps, {nbytes} bytes: .* need max_bs={rows}"
+    nbytes = rows * MetadataBuffers.row_nbytes(spec) + 16
+    message = rf"metadata of captured steps, {nbytes} bytes: .* need max_bs={rows}"
     with pytest.raises(GraphBufferError, match=message):
         backend.init_graph_state(rows, rows * drafts)
     assert (windows.rows, windows.nbytes) == before
     backend.init_graph_state(4, 16)
     assert backend.max_rows == 4
+
+
+def test_windows_that_no_memory_holds_leave_no_buffers_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = TorchBackend(spec=SPEC, device=CPU, pool=None)
+    windows = backend.pool.windows
+
+    def refuse(rows: int) -> None:
+        raise RuntimeError(f"{rows} rows do not fit")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(windows, "_allocate", refuse)
+        with pytest.raises(GraphBufferError, match="no memory for verify windows of"):
+            backend.init_graph_state(6, 18)
+    assert (windows.rows, backend.max_rows) == (3, SPEC.max_requests)
+    backend.init_graph_state(4, 16)
+    assert (windows.rows, backend.max_rows) == (4, 4)
 
 
 def test_buffers_are_sized_once() -> None:

@@ -231,6 +231,44 @@ def test_engines_find_the_loader_on_the_parameter() -> None:
         assert torch.equal(parameter, full[3:])
 
 
+def test_layout_14_a_rank_among_several_must_be_named() -> None:
+    """Taken for rank 0, every rank would load rank 0's channels."""
+    with pytest.raises(SpecError, match=r"tp_rank is missing: with tp_size=2"):
+        module(tp_size=2)
+    assert module().tp_rank == 0
+    for rank in (0, 1):
+        conv = module(tp_rank=rank, tp_size=2)
+        conv.weight_loader(conv.weight, numbered(2 * D))
+        assert torch.equal(conv.weight, numbered(2 * D)[rank * D : (rank + 1) * D])
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.int8, torch.uint8, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn],
+    ids=str,
+)
+def test_layout_16_a_code_without_its_scale_is_not_a_weight(dtype: torch.dtype) -> None:
+    conv = module(bias=True)
+    before = conv.weight.clone()
+    with pytest.raises(SpecError, match=rf"it holds {dtype}, .* dequantise it"):
+        conv.weight_loader(conv.weight, torch.ones(D, 1, K).to(dtype))
+    assert torch.equal(conv.weight, before)
+    for loadable in (torch.float64, torch.float16, torch.bfloat16):
+        conv.weight_loader(conv.weight, numbered(D).to(loadable))
+        assert torch.equal(conv.weight, numbered(D))
+
+
+def test_layout_16_a_weight_lies_in_plain_memory() -> None:
+    conv = module()
+    for weight, fault in (
+        (numbered(D).to_sparse(), "it has the layout sparse_coo"),
+        (torch.empty(D, 1, K, device="meta"), "it is on meta, without values"),
+        ([1.0], "the loaded weight is a list"),
+    ):
+        with pytest.raises(SpecError, match=fault):
+            conv.weight_loader(conv.weight, weight)  # type: ignore[arg-type]
+
+
 def test_layout_5_side_by_side_projections_are_narrowed_one_by_one() -> None:
     conv = module(hidden_size=4, tp_rank=1, tp_size=2, parts=QKV, bias=True)
     conv.weight_loader(conv.weight, numbered(8))
@@ -249,9 +287,9 @@ def test_layout_6_one_group_is_loaded_by_every_rank() -> None:
 
 def test_parts_that_give_a_rank_another_width_are_refused() -> None:
     with pytest.raises(SpecError, match=r"hidden_size=3, but the parts .* 2 ranks 4 channels"):
-        module(tp_size=2, parts=QKV)
+        module(tp_rank=0, tp_size=2, parts=QKV)
     with pytest.raises(SpecError, match=r"2 groups .* tp_size=4"):
-        module(tp_size=4, parts=[Part(12, 2)])
+        module(tp_rank=0, tp_size=4, parts=[Part(12, 2)])
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,25 @@ def test_the_pool_takes_what_was_planned_and_one_request_more_does_not_fit(
         assert TorchBackend(spec=larger, device=CPU, pool=None).pool.nbytes > memory
 
 
+@pytest.mark.parametrize("snapshots", [0, 5])
+@pytest.mark.parametrize("slots_per_request", [1, 2, 4])
+def test_mem_2_a_request_may_take_several_slots(slots_per_request: int, snapshots: int) -> None:
+    memory = 50_000
+    spec = spec_of(num_slots=1 + snapshots)
+    for each in sconv.plan(spec, memory=memory, slots_per_request=slots_per_request).layouts:
+        pool = TorchBackend(spec=each.spec, device=CPU, pool=None).pool
+        assert each.slots == each.requests * slots_per_request + snapshots == pool.num_free
+        assert pool.nbytes == each.nbytes <= memory
+        more = each.nbytes + slots_per_request * each.slot_bytes + each.row_bytes
+        assert more > memory
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.0, True, "2", 2**31])
+def test_mem_2_a_number_of_slots_that_is_none(count: Any) -> None:
+    with pytest.raises(SpecError, match=r"slots_per_request=.*: expected an int, 1 to"):
+        sconv.plan(spec_of(), memory=50_000, slots_per_request=count)
+
+
 def options_of(spec: StateSpec) -> dict[str, Any]:
     fields = StateSpec.__dataclass_fields__
     return {name: getattr(spec, name) for name in fields if fields[name].init}
@@ -203,6 +222,7 @@ def test_the_command_plans_what_the_function_does(capsys: pytest.CaptureFixture[
         "channel",
     ]
     arguments += ["--draft-tokens", "3", "--draft-topk", "2", "--snapshots", "7", "--json"]
+    arguments += ["--slots-per-request", "3"]
     assert cli.main([*COMMAND, *arguments]) == 0
     found = json.loads(capsys.readouterr().out)
     spec = StateSpec(
@@ -216,13 +236,13 @@ def test_the_command_plans_what_the_function_does(capsys: pytest.CaptureFixture[
         max_draft_tokens=3,
         draft_topk=2,
     )
-    plan = sconv.plan(spec, memory=4 << 30)
+    plan = sconv.plan(spec, memory=4 << 30, slots_per_request=3)
     assert (found["memory"], found["best"]) == (plan.memory, plan.best.layout)
     assert [each["layout"] for each in found["layouts"]] == ["dense", "inputs"]
     for each in found["layouts"]:
         planned = plan[each.pop("layout")]
         assert each == {name: getattr(planned, name) for name in each}
-        assert len(each) == 7
+        assert len(each) == 8
     assert cli.main([*COMMAND, "--layout", "inputs", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["layouts"]) == 1
 

@@ -24,7 +24,17 @@ __all__ = [
 
 
 class SconvError(Exception):
-    """Base of all errors of this project."""
+    """Base of all errors of this project.
+
+    An error reaches another process with its fields. Python rebuilds an exception by calling its
+    class with ``args``, which fails where ``__init__`` takes anything else than the text; a worker
+    pool then waits for an answer that never comes. So ``__init__`` is not called again.
+    """
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Return how to rebuild the error: its class, ``args``, and its fields."""
+        parts = super().__reduce__()
+        return (_rebuild, (type(self), self.args), *parts[2:])
 
 
 class PluginError(SconvError, RuntimeError):
@@ -87,6 +97,13 @@ class GraphBufferError(SconvError, RuntimeError):
         super().__init__(f"{message}: have {_sizes(have)}, need {_sizes(need)}")
         self.have = have
         self.need = need
+
+
+def _rebuild(kind: type[SconvError], args: tuple[object, ...]) -> SconvError:
+    error = kind.__new__(kind, *args)
+    # The built-in's: it keeps its own fields outside of the instance's dictionary.
+    super(SconvError, error).__init__(*args)
+    return error
 
 
 def _sizes(sizes: dict[str, int]) -> str:

@@ -208,6 +208,18 @@ def test_a_convolution_that_is_refused(backend: Backend, case: str, group: bool)
         (run_group if group else run_one)()
 
 
+def test_doc_1_rows_and_lengths_are_compared_with_the_prepared_step(backend: Backend) -> None:
+    rows, x, weight = torch.tensor([1, 4]), torch.ones(2, DIM), digit_weight(DIM)
+    backend.init_forward_metadata(ForwardBatch.decode(rows))
+    for other in (
+        ForwardBatch.decode(rows.flip(0)),
+        ForwardBatch.decode(slots=rows),
+        ForwardBatch.decode(rows[:1]),
+    ):
+        with pytest.raises(MetadataError, match="the prepared step"):
+            backend.short_conv(x, weight, layer_id=0, stream="a", forward_batch=other)
+
+
 def test_a_group_that_does_not_match(backend: Backend) -> None:
     batch = ForwardBatch.decode(torch.tensor([1, 4]))
     backend.init_forward_metadata(batch)

@@ -154,14 +154,20 @@ def test_a_snapshot_table_that_leads_past_the_pool():
         backend.init_forward_metadata(batch)
 
 
-def test_request_rows_that_lead_past_an_adopted_pool():
-    """The engine writes them itself, so they may name what the tensors do not have."""
+@pytest.mark.parametrize("adopted", [False, True])
+@pytest.mark.parametrize("halves", [False, True], ids=["eager", "halves"])
+def test_type_1_request_rows_that_lead_past_the_pool(adopted, halves):
+    """An engine writes them itself, so they may name what the tensors do not have."""
     spec = _spec(max_draft_tokens=1, num_slots=3)
-    pool = sconv.ConvStatePool.adopt(spec, torch.zeros(1, 4, K - 1, D))
+    pool = sconv.ConvStatePool.adopt(spec, torch.zeros(1, 4, K - 1, D)) if adopted else None
     backend = sconv.load_backend("cpu", spec=spec, pool=pool)
-    pool.req_to_slot[1] = 4
+    backend.init_graph_state(2, 2)
+    backend.pool.req_to_slot[1] = 4
+    prepare = backend.init_forward_metadata
+    if halves:
+        prepare = backend.init_forward_metadata_out_graph
     with pytest.raises(sconv.BatchError, match=r"req_to_slot gives row 4 .* rows 0 to 3"):
-        backend.init_forward_metadata(sconv.ForwardBatch.decode(torch.tensor([1])))
+        prepare(sconv.ForwardBatch.decode(torch.tensor([1])))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +181,7 @@ def test_request_rows_that_lead_past_an_adopted_pool():
     ids=["decode", "verify", "draft-extend", "extend"],
 )
 def test_a_negative_length_is_refused(backend, batch):
-    with pytest.raises(sconv.BatchError, match="holds -1: expected 0 or more"):
+    with pytest.raises(sconv.BatchError, match="holds -1: expected 0 to"):
         backend.init_forward_metadata(batch(torch.tensor([1])))
 
 
@@ -187,6 +193,57 @@ def test_a_token_count_that_is_no_int_is_refused_and_the_prepared_step_stays(bac
     )
     with pytest.raises(sconv.BatchError, match=r"num_tokens=2\.0: expected an int"):
         backend.init_forward_metadata(batch)
+    assert backend.forward_metadata is prepared
+
+
+TOO_LARGE = {
+    "tokens of an extend": lambda one: sconv.ForwardBatch.extend(one, one, one, num_tokens=2**40),
+    "tokens of a mixed": lambda one: sconv.ForwardBatch.mixed(one, one, one, num_tokens=2**31),
+    "tokens without a number": lambda one: sconv.ForwardBatch.extend(one, one, one, num_tokens=-1),
+    "tokens of a draft-extend": lambda one: sconv.ForwardBatch.draft_extend(one, one, 2**40, one),
+    "tokens of a verify": lambda one: sconv.ForwardBatch.target_verify(one, one, 2**40),
+    "idle rows": lambda one: sconv.ForwardBatch.idle(2**40),
+    "a length": lambda one: sconv.ForwardBatch.extend(one, one * 2**40, one),
+    "lengths whose sum overflows": lambda one: sconv.ForwardBatch.extend(
+        one.repeat(2), (one * 2**62).repeat(2), one.repeat(2)
+    ),
+    "lengths that add up to more": lambda one: sconv.ForwardBatch.extend(
+        one.repeat(3), (one * (2**31 - 1)).repeat(3), one.repeat(3)
+    ),
+    "a prefix": lambda one: sconv.ForwardBatch.extend(one, one, one * 2**40),
+    "a state's length": lambda one: sconv.ForwardBatch.decode(one, one * 2**62),
+}
+
+
+@pytest.mark.parametrize("halves", [False, True], ids=["eager", "halves"])
+@pytest.mark.parametrize("case", TOO_LARGE)
+def test_err_5_a_step_too_large_leaves_the_prepared_one(backend, case, halves):
+    backend.init_graph_state(4, 16)
+    backend.init_forward_metadata(sconv.ForwardBatch.decode(torch.tensor([1])))
+    prepared = backend.forward_metadata
+    batch = TOO_LARGE[case](torch.tensor([1]))
+    prepare = backend.init_forward_metadata
+    if halves:
+        prepare = backend.init_forward_metadata_out_graph
+    with pytest.raises(sconv.SconvError, match=r"expected|too few|takes|keeps windows"):
+        prepare(batch)
+    assert backend.forward_metadata is prepared
+
+
+def test_err_5_a_step_for_which_there_is_no_memory(backend, monkeypatch):
+    backend.init_forward_metadata(sconv.ForwardBatch.decode(torch.tensor([1])))
+    prepared = backend.forward_metadata
+    batch = sconv.ForwardBatch.extend(
+        torch.tensor([1]), torch.tensor([1]), torch.tensor([0]), num_tokens=1 << 30
+    )
+
+    def refuse(*shape, **_):
+        raise RuntimeError(f"cannot allocate {shape}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", refuse)
+        with pytest.raises(sconv.BatchError, match=r"no memory .* 1073741824 tokens"):
+            backend.init_forward_metadata(batch)
     assert backend.forward_metadata is prepared
 
 

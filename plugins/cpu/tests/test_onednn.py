@@ -1,4 +1,4 @@
-"""oneDNN changes the time of a convolution and not a bit of its result."""
+"""oneDNN changes the time of a convolution and no value of its result."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 
 import sconv
 import sconv_cpu.backend
+from sconv.plugin import ConvParams, convolve
 from sconv_cpu import onednn
 
 DTYPES = [torch.bfloat16, torch.float16]
@@ -116,3 +117,25 @@ def test_another_order_of_taps_would_be_seen(monkeypatch):
         assert not onednn.matches_plain_torch(torch.bfloat16, 4)
     finally:
         onednn.matches_plain_torch.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_doc_2_what_the_page_names_is_all_that_differs(dtype):
+    """Signs of zeros, payloads of NaN, and what is below 2**-126."""
+    _require_onednn(dtype, 4)
+    special = [0.0, 1e-40, 1e-20, 6e-8, 1.0, 3e4, 1e19, 3e38, float("inf"), float("nan")]
+    values = torch.tensor([sign * value for value in special for sign in (1, -1)]).to(dtype)
+    count = len(values)
+    generator = torch.Generator().manual_seed(3)
+    inputs = values[torch.randint(count, (40, 23, 64), generator=generator)]
+    weight = values[torch.randint(count, (64, 4), generator=generator)]
+    inputs[0], weight[:2] = -0.0, 1.0
+    plain = torch.empty(40, 20, 64, dtype=dtype)
+    convolve(inputs, ConvParams(weight, None, None, False), out=plain)
+    fast = onednn.conv_rows(inputs, weight)
+    differs = (plain != fast) & ~(plain.isnan() & fast.isnan())
+    for result in (plain, fast):
+        assert bool((result[differs].double().abs() <= 2.0**-126).all()), result[differs]
+    assert plain.isnan().any()
+    assert plain.isinf().any()
+    assert torch.signbit(plain[0, 0, 0])

@@ -42,7 +42,7 @@ def report(argv: list[str]) -> str:
         choose_layout(spec, tuple(LAYOUTS), backend="the plan")
     except SpecError as exc:
         parser.error(str(exc))
-    found = plan(spec, memory=options.memory)
+    found = plan(spec, memory=options.memory, slots_per_request=options.slots_per_request)
     return json.dumps(_json(found), indent=2) if options.json else _table(found)
 
 
@@ -89,11 +89,19 @@ def _parser() -> argparse.ArgumentParser:
         help="children of a node; default 1, chains",
     )
     parser.add_argument(
+        "--slots-per-request",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="slots that a request takes while it runs: its own, those that its snapshots take "
+        "turns in, those of steps in flight; default 1",
+    )
+    parser.add_argument(
         "--snapshots",
         type=_count,
         default=0,
         metavar="N",
-        help="slots beyond one per request; default 0",
+        help="slots beyond those of the requests; default 0",
     )
     parser.add_argument("--layout", choices=tuple(LAYOUTS), help="plan this layout alone")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -138,6 +146,7 @@ def _json(found: Plan) -> dict[str, Any]:
                 "layout": each.layout,
                 "requests": each.requests,
                 "slots": each.slots,
+                "slots_per_request": each.slots_per_request,
                 "slot_bytes": each.slot_bytes,
                 "row_bytes": each.row_bytes,
                 "step_bytes": each.step_bytes,

@@ -50,8 +50,6 @@ class Capabilities:
         trees: Verify takes token trees; a chain always works.
         rollback: Verify leaves the window unchanged until the commit. Without it
             ``max_draft_tokens > 1`` is refused.
-        window_at_end: In a slot wider than K-1 the window is the last K-1 columns (False: the
-            first).
     """
 
     window_axes: tuple[str, ...] = ("time", "channel")
@@ -61,7 +59,6 @@ class Capabilities:
     graph_capture: bool = False
     trees: bool = False
     rollback: bool = False
-    window_at_end: bool = True
 
 
 @dataclass(frozen=True, slots=True)

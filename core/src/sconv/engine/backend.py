@@ -173,7 +173,8 @@ class Backend:
         Raises:
             BatchError: An argument has the wrong shape, dtype, device or strides; nothing changed.
             SpecError: The layer or the stream does not exist.
-            MetadataError: The prepared step has another mode or another number of rows.
+            MetadataError: The prepared step has another mode or another number of rows or, where
+                values are checked, other rows, lengths or trees.
         """
         if torch.is_grad_enabled():
             # State outlives the step, so it must not hold the step's autograd graph.

@@ -12,11 +12,15 @@ from ..errors import MetadataError, SpecError
 from ..messages import kind_of
 from ..state.spec import StateSpec
 from ..step.batch import ForwardBatch, ForwardMode, check_is_batch
+from ..tensor_memory import memory_fault
 from .sharding import Part, check_rank, shard_streams
 
 __all__ = ["Part", "ShortConvBackend", "ShortConvolution", "shard_streams"]
 
 _ACTIVATIONS: Final = (None, "silu", "swish")
+
+#: What a checkpoint may hold; a code of fewer bits needs a scale that a parameter has no place for.
+_WEIGHTS: Final = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 class ShortConvBackend(Protocol):
@@ -68,7 +72,7 @@ class ShortConvolution(nn.Module):
         use_residual: bool = True,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
-        tp_rank: int = 0,
+        tp_rank: int | None = None,
         tp_size: int = 1,
         parts: Sequence[Part] | None = None,
     ) -> None:
@@ -85,14 +89,15 @@ class ShortConvolution(nn.Module):
             use_residual: Add the input to the output, after the activation.
             dtype: Of the parameters; None = torch's default.
             device: Of the parameters; None = torch's default.
-            tp_rank: This rank.
+            tp_rank: This rank; required if there are several.
             tp_size: Tensor-parallel ranks.
             parts: What lies side by side in the unsharded channels, if more than one projection
                 does or if a projection is held by every rank.
 
         Raises:
-            SpecError: A size is no number, the activation or the rank does not exist, the parts do
-                not give a rank ``hidden_size`` channels, or the backend does not fit.
+            SpecError: A size is not a number, the activation does not exist, the rank does not
+                exist or is missing, the parts do not give a rank ``hidden_size`` channels, or the
+                backend does not fit.
         """
         super().__init__()
         if activation not in _ACTIVATIONS:
@@ -100,12 +105,17 @@ class ShortConvolution(nn.Module):
         for name, size in (("hidden_size", hidden_size), ("kernel_size", kernel_size)):
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise SpecError(f"{name}={size!r}: expected an int, 1 or more")
+        if tp_rank is None:
+            if tp_size != 1:
+                raise SpecError(
+                    f"tp_rank is missing: with tp_size={tp_size} every rank loads other channels, "
+                    "so say which one this is, 0 or more"
+                )
+            tp_rank = 0
         check_rank(tp_rank, tp_size)
         if parts is not None:
             if not isinstance(parts, Sequence) or not all(isinstance(p, Part) for p in parts):
-                raise SpecError(
-                    f"parts is {parts!r}: expected a list of sconv.nn.Part"
-                )
+                raise SpecError(f"parts is {parts!r}: expected a list of sconv.nn.Part")
             local = sum(part.local_channels(tp_size) for part in parts)
             if local != hidden_size:
                 raise SpecError(
@@ -218,9 +228,23 @@ class ShortConvolution(nn.Module):
                 the same with the channels of all ranks.
 
         Raises:
-            SpecError: It is neither; the message has both shapes, the rank and the ranks.
+            SpecError: It is neither, or it holds no floating-point numbers in plain memory; the
+                message has both shapes, the rank and the ranks. The parameter is as it was.
         """
-        local = loaded_weight
+        if not isinstance(loaded_weight, Tensor):
+            raise SpecError(f"the loaded weight is {kind_of(loaded_weight)}: expected a tensor")
+        if fault := memory_fault(loaded_weight):
+            raise self._cannot_load(param, loaded_weight, f"it {fault}")
+        if loaded_weight.device.type == "meta":
+            raise self._cannot_load(param, loaded_weight, "it is on meta, without values")
+        if loaded_weight.dtype not in _WEIGHTS:
+            raise self._cannot_load(
+                param,
+                loaded_weight,
+                f"it holds {loaded_weight.dtype}, which is a number only together with its scale: "
+                "dequantise it to bfloat16, float16 or float32 first",
+            )
+        local = loaded_weight.detach()
         if (local.dim(), param.dim()) == (2, 3):
             local = local.unsqueeze(1)
         if local.dim() == param.dim() and local.shape[0] != param.shape[0]:

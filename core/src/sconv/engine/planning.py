@@ -1,6 +1,6 @@
 """How many requests fit in a memory, for each layout of the verify windows.
 
-A request needs one slot of the state and, when it speculates, one row of verify windows. Both are
+A request needs slots of the state and, when it speculates, one row of verify windows. Both are
 counted by the shapes that the pool allocates, so that a smaller layout is not only smaller: what it
 saves becomes slots.
 """
@@ -38,12 +38,14 @@ class LayoutPlan:
         step_bytes: The metadata of one row that ``init_graph_state`` allocates for captured steps,
             at most: a backend with kernels of its own has no use for some of it. Not part of the
             plan, since an engine without graphs has none.
+        slots_per_request: Slots that a request takes.
     """
 
     spec: StateSpec
     slot_bytes: int
     row_bytes: int
     step_bytes: int
+    slots_per_request: int = 1
 
     @property
     def layout(self) -> str:
@@ -52,12 +54,12 @@ class LayoutPlan:
 
     @property
     def requests(self) -> int:
-        """Requests that fit: each with a slot and a row of verify windows."""
+        """Requests that fit: each with its slots and a row of verify windows."""
         return self.spec.max_requests
 
     @property
     def slots(self) -> int:
-        """Usable slots: one per request, and those for snapshots."""
+        """Usable slots: those of the requests, and those for snapshots."""
         return self.spec.num_slots
 
     @property
@@ -105,10 +107,16 @@ class Plan:
         raise KeyError(layout)
 
 
-def plan(spec: StateSpec, *, memory: int | str, layout: WindowLayout | None = None) -> Plan:
+def plan(
+    spec: StateSpec,
+    *,
+    memory: int | str,
+    layout: WindowLayout | None = None,
+    slots_per_request: int = 1,
+) -> Plan:
     """Say how many requests fit in a memory.
 
-    Every request gets a slot and a row of verify windows. Slots that the spec has beyond one per
+    Every request gets its slots and a row of verify windows. Slots that the spec has beyond one per
     request (``num_slots - max_requests``, for snapshots) are kept as they are; apart from that its
     ``num_slots`` and ``max_requests`` do not matter. Not counted: the metadata of captured steps
     (``step_bytes`` of a layout for each row), and padded rows of a graph bucket beyond the
@@ -119,38 +127,60 @@ def plan(spec: StateSpec, *, memory: int | str, layout: WindowLayout | None = No
         memory: Bytes for state and verify windows, or text such as ``"4GiB"`` or ``"800MB"``.
         layout: One layout; None = every layout that can hold the spec's drafts, or the one that the
             spec names.
+        slots_per_request: Slots that a request takes while it runs: its own, those that its
+            snapshots alternate between, and those of steps that are still in flight.
 
     Raises:
-        SpecError: Not one request fits, the memory is no size, or the layout cannot hold trees.
+        SpecError: Not one request fits, a number is out of range, or the layout cannot hold trees.
     """
     check_is_spec(spec)
     available = parse_bytes(memory) if isinstance(memory, str) else memory
     if isinstance(available, bool) or not isinstance(available, int) or available < 1:
         raise SpecError(f"memory={memory!r}: expected a number of bytes, or text such as '4GiB'")
+    if (
+        isinstance(slots_per_request, bool)
+        or not isinstance(slots_per_request, int)
+        or not 1 <= slots_per_request <= MOST_SLOTS
+    ):
+        raise SpecError(
+            f"slots_per_request={slots_per_request!r}: expected an int, 1 to {MOST_SLOTS}"
+        )
     wanted = spec if layout is None else replace(spec, window_layout=layout)
     kinds = [kind for kind in LAYOUTS.values() if spec.draft_topk == 1 or kind.takes_trees]
     if wanted.window_layout != "auto":
         kinds = [LAYOUTS[choose_layout(wanted, tuple(LAYOUTS), backend="the plan")]]
-    plans = tuple(_plan_layout(spec, kind, available) for kind in kinds)
+    plans = tuple(_plan_layout(spec, kind, available, slots_per_request) for kind in kinds)
     return Plan(memory=available, layouts=plans)
 
 
-def _plan_layout(spec: StateSpec, kind: type[VerifyWindows], memory: int) -> LayoutPlan:
+def _plan_layout(
+    spec: StateSpec, kind: type[VerifyWindows], memory: int, slots_per_request: int
+) -> LayoutPlan:
     slot = sum(math.prod(spec.window_shape(layer)) for layer in range(spec.num_layers))
     slot *= spec.dtype.itemsize
     row = kind.row_nbytes(spec)
     snapshots = max(spec.num_slots - spec.max_requests, 0)
     fixed = (snapshots + 1) * slot
-    requests = min((memory - fixed) // (slot + row), MOST_SLOTS - snapshots)
+    request = slots_per_request * slot + row
+    requests = min((memory - fixed) // request, (MOST_SLOTS - snapshots) // slots_per_request)
     if requests < 1:
         raise SpecError(
             f"{memory} bytes hold no request with window_layout={kind.layout!r}: one takes "
-            f"{slot + row}, the dummy slot and {snapshots} for snapshots {fixed}"
+            f"{request}, the dummy slot and {snapshots} for snapshots {fixed}"
         )
     sized = replace(
-        spec, num_slots=requests + snapshots, max_requests=requests, window_layout=kind.layout
+        spec,
+        num_slots=requests * slots_per_request + snapshots,
+        max_requests=requests,
+        window_layout=kind.layout,
     )
-    return LayoutPlan(spec=sized, slot_bytes=slot, row_bytes=row, step_bytes=_step_nbytes(spec))
+    return LayoutPlan(
+        spec=sized,
+        slot_bytes=slot,
+        row_bytes=row,
+        step_bytes=_step_nbytes(spec),
+        slots_per_request=slots_per_request,
+    )
 
 
 def _step_nbytes(spec: StateSpec) -> int:

@@ -14,18 +14,27 @@ from ..errors import BatchError, GraphBufferError, MetadataError
 from ..messages import kind_of
 from ..state.pool import ConvStatePool
 from ..state.spec import StateSpec
+from ..tensor_memory import memory_fault
 from .batch import ForwardBatch, ForwardMode
-from .value_checks import check_values, checks_values
+from .value_checks import MOST_TOKENS, check_values, checks_values
 
 __all__ = ["check_batch", "check_commit"]
 
 _INDEX: Final = (torch.int32, torch.int64)
 
 
-def check_batch(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool, max_rows: int) -> None:
-    """Check a step against a backend. Out of graph.
+def check_batch(
+    batch: ForwardBatch,
+    spec: StateSpec,
+    pool: ConvStatePool,
+    max_rows: int,
+    *,
+    values: bool = True,
+) -> None:
+    """Check a step against a backend. Out of graph; without the values also in graph.
 
     Raises:
+        PoolError: An adopted pool has no state yet.
         BatchError: The message says what is wrong, what was expected and what to do.
         GraphBufferError: An engine's verify windows have fewer rows than the batch.
     """
@@ -35,10 +44,14 @@ def check_batch(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool, max_r
             f"the batch has {rows} rows, this backend takes {max_rows}: raise max_requests of the "
             "StateSpec, or max_bs of init_graph_state for padded batches"
         )
-    if batch.num_tokens is not None and (
-        isinstance(batch.num_tokens, bool) or not isinstance(batch.num_tokens, int)
-    ):
-        raise BatchError(f"num_tokens={batch.num_tokens!r}: expected an int")
+    if batch.num_tokens is not None:
+        if isinstance(batch.num_tokens, bool) or not isinstance(batch.num_tokens, int):
+            raise BatchError(f"num_tokens={batch.num_tokens!r}: expected an int")
+        if not 0 <= batch.num_tokens <= MOST_TOKENS:
+            raise BatchError(
+                f"num_tokens={batch.num_tokens}: expected 0 to {MOST_TOKENS} tokens in a step"
+            )
+    _ = pool.layers
     device = pool.device
     for name in (
         "req_pool_indices",
@@ -61,7 +74,7 @@ def check_batch(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool, max_r
         _check_vector(name, getattr(batch, name), (rows, per_row), _INDEX, device)
     if batch.forward_mode is ForwardMode.TARGET_VERIFY:
         _check_verify(batch, per_row, spec, pool)
-    if checks_values(device):
+    if values and checks_values(device):
         check_values(batch, spec, pool)
 
 
@@ -113,6 +126,10 @@ def _check_vector(
         return
     if not isinstance(value, Tensor):
         raise BatchError(f"{name} is {kind_of(value)}: expected a tensor on {device}")
+    if type(value) is not Tensor or value.layout is not torch.strided:
+        fault = memory_fault(value)
+        if fault is not None:
+            raise BatchError(f"{name} {fault}")
     if tuple(value.shape) != shape:
         raise BatchError(f"{name} has shape {list(value.shape)}: expected {list(shape)}")
     if value.dtype not in dtypes:

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..errors import GraphBufferError
+from ..errors import BatchError, GraphBufferError
 from ..state.spec import StateSpec
 from .batch import ForwardBatch, ForwardMode
 
@@ -110,6 +110,7 @@ class MetadataBuffers:
 
         Raises:
             GraphBufferError: There is no memory for the buffers of any step.
+            BatchError: There is no memory for those of this step.
 
         Args:
             spec: What the backend was built for.
@@ -126,7 +127,7 @@ class MetadataBuffers:
         self._spec = spec
         self._static = only is None
         self._device = device
-        empty = self._empty
+        empty = self.empty
         self._cache_indices = empty(max_bs, dtype=torch.int32)
         self._cache_mask = empty(max_bs, 1, 1, dtype=torch.bool)
         self._safe_idx = empty(max_bs, dtype=torch.int64)
@@ -175,7 +176,7 @@ class MetadataBuffers:
         """
         # A tensor made under inference mode could not be filled outside of it later.
         with torch.inference_mode(False):
-            return self._empty(
+            return self.empty(
                 self.max_bs,
                 self._spec.max_draft_tokens * self._spec.kernel_size,
                 dtype=torch.int64,
@@ -184,32 +185,44 @@ class MetadataBuffers:
     @cached_property
     def host_slots(self) -> Tensor:
         """See the class."""
-        return self._empty(self.max_bs, dtype=torch.int64)
+        return self.empty(self.max_bs, dtype=torch.int64)
 
     @cached_property
     def host_tracks(self) -> Tensor:
         """See the class."""
-        return self._empty(self.max_bs, dtype=torch.int64)
+        return self.empty(self.max_bs, dtype=torch.int64)
 
     @cached_property
     def starts(self) -> Tensor:
         """See the class."""
-        return self._empty(self.max_num_tokens + 1, dtype=torch.int32)
+        return self.empty(self.max_num_tokens + 1, dtype=torch.int32)
 
-    def _empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Return memory for the steps that the buffers are for.
+
+        Raises:
+            GraphBufferError: There is none for captured steps.
+            BatchError: There is none for this step.
+        """
         try:
             return torch.empty(shape, dtype=dtype, device=self._device)
         except (RuntimeError, TypeError) as exc:
-            # An eager step's are small, and an engine may wait for torch's own error there.
-            if not self._static:
+            sizes = {"max_bs": self.max_bs, "max_num_tokens": self.max_num_tokens}
+            if self._static:
+                tokens = 8 * (self.max_num_tokens - self.max_bs * self._spec.max_draft_tokens)
+                nbytes = self.max_bs * self.row_nbytes(self._spec) + tokens + 16
+                raise GraphBufferError(
+                    f"no memory for the metadata of captured steps, {nbytes} bytes: give "
+                    "init_graph_state the largest captured batch, not more",
+                    have=dict.fromkeys(sizes, 0),
+                    need=sizes,
+                ) from exc
+            # An engine may wait for the device's own error, to take a smaller batch.
+            if isinstance(exc, torch.OutOfMemoryError):
                 raise
-            tokens = 8 * (self.max_num_tokens - self.max_bs * self._spec.max_draft_tokens)
-            nbytes = self.max_bs * self.row_nbytes(self._spec) + tokens + 16
-            raise GraphBufferError(
-                f"no memory for the metadata of captured steps, {nbytes} bytes: give "
-                "init_graph_state the largest captured batch, not more",
-                have={"max_bs": 0, "max_num_tokens": 0},
-                need={"max_bs": self.max_bs, "max_num_tokens": self.max_num_tokens},
+            raise BatchError(
+                f"no memory for the metadata of a step of {self.max_bs} rows and "
+                f"{self.max_num_tokens} tokens: give the step fewer tokens"
             ) from exc
 
     def check(self, batch_size: int, num_tokens: int) -> None:

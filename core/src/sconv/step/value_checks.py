@@ -8,6 +8,7 @@ batch has changed nothing.
 from __future__ import annotations
 
 import os
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -19,7 +20,17 @@ from .batch import ForwardBatch, ForwardMode
 from .draft_tree import parents_from_links
 from .tracking import crossing_steps
 
-__all__ = ["check_physical", "check_request_rows", "check_values", "checks_values", "strict"]
+__all__ = [
+    "MOST_TOKENS",
+    "check_physical",
+    "check_request_rows",
+    "check_values",
+    "checks_values",
+    "strict",
+]
+
+#: Most tokens of a step, and of a row: what the int32 of the metadata can count.
+MOST_TOKENS: Final = torch.iinfo(torch.int32).max
 
 
 def checks_values(device: torch.device) -> bool:
@@ -50,7 +61,9 @@ def check_values(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool) -> N
     if batch.batch_size == 0:
         return
     if batch.req_pool_indices is not None:
-        check_request_rows(batch.req_pool_indices, spec)
+        slots = _slots_of_requests(batch.req_pool_indices, spec, pool)
+        if pool.virtual_to_physical is None:
+            check_physical("req_to_slot", slots, pool)
     if not pool.translates_on_host:
         table = pool.virtual_to_physical
         ids = table.shape[0] if isinstance(table, Tensor) else pool.num_rows
@@ -60,18 +73,18 @@ def check_values(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool) -> N
         ):
             if value is not None:
                 _check_range(name, value, -1, ids - 1)
-        if pool.adopted:
+        if isinstance(table, Tensor):
             _check_reach(batch, pool)
     for name, value in (
         ("seq_lens", batch.seq_lens),
         ("extend_prefix_lens", batch.extend_prefix_lens),
     ):
         if value is not None:
-            _check_range(name, value, 0, None)
+            _check_range(name, value, 0, MOST_TOKENS)
     if batch.is_tree:
         _check_tree(batch, spec, pool)
     if batch.extend_seq_lens is not None:
-        _check_range("extend_seq_lens", batch.extend_seq_lens, 0, None)
+        _check_range("extend_seq_lens", batch.extend_seq_lens, 0, MOST_TOKENS)
         total = int(batch.extend_seq_lens.sum())
         # A padded bucket has tokens past the last row, so more is fine and fewer is not.
         if batch.num_tokens is not None and batch.num_tokens < total:
@@ -82,19 +95,25 @@ def check_values(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool) -> N
         _check_undefined(batch, pool)
 
 
+def _slots_of_requests(rows: Tensor, spec: StateSpec, pool: ConvStatePool) -> Tensor:
+    """``[B]`` int32, what ``req_to_slot`` has for the rows, which are checked by the look-up."""
+    if rows.device.type != "cpu":
+        check_request_rows(rows, spec)
+    try:
+        return pool.req_to_slot.index_select(0, rows)
+    except IndexError:
+        # Its message names neither the row nor the bound.
+        check_request_rows(rows, spec)
+        raise
+
+
 def _check_reach(batch: ForwardBatch, pool: ConvStatePool) -> None:
-    """An engine fills its table and its request rows itself, with rows that may not exist."""
-    if isinstance(pool.virtual_to_physical, Tensor):
-        source = "virtual_to_physical"
-    elif batch.req_pool_indices is not None:
-        source = "req_to_slot"
-    else:
-        return
+    """An engine fills its table itself, with rows that may not exist."""
     if batch.forward_mode is not ForwardMode.IDLE:
-        check_physical(source, _slots_of(batch, pool), pool)
-    if batch.mamba_track_indices is not None and source == "virtual_to_physical":
+        check_physical("virtual_to_physical", _slots_of(batch, pool), pool)
+    if batch.mamba_track_indices is not None:
         targets = pool.translate_(batch.mamba_track_indices.to(torch.int64, copy=True))
-        check_physical(source, targets, pool)
+        check_physical("virtual_to_physical", targets, pool)
 
 
 def check_physical(source: str, rows: Tensor, pool: ConvStatePool) -> None:
@@ -103,7 +122,7 @@ def check_physical(source: str, rows: Tensor, pool: ConvStatePool) -> None:
     Raises:
         BatchError: One is past the pool's last.
     """
-    most = int(rows.max())
+    most = int(rows.amax())
     if most >= pool.num_rows:
         raise BatchError(
             f"{source} gives row {most} of the pool for a row of this batch: the state has rows 0 "
@@ -153,15 +172,11 @@ def _check_parents(parents: Tensor) -> None:
         )
 
 
-def _check_range(name: str, value: Tensor, low: int, high: int | None) -> None:
+def _check_range(name: str, value: Tensor, low: int, high: int) -> None:
     least, most = (int(bound) for bound in value.aminmax())
-    if least < low or (high is not None and most > high):
+    if least < low or most > high:
         wrong = least if least < low else most
-        raise BatchError(
-            f"{name} holds {wrong}: expected {low} to {high}"
-            if high is not None
-            else f"{name} holds {wrong}: expected {low} or more"
-        )
+        raise BatchError(f"{name} holds {wrong}: expected {low} to {high}")
 
 
 def _check_undefined(batch: ForwardBatch, pool: ConvStatePool) -> None:

@@ -74,19 +74,14 @@ class TorchBackend(PluginBackend):
         self._static_of: ShortConvMetadata | None = None
         self._rows: dict[tuple[int, str], StateRows] = {}
 
-    @hookimpl
-    def init_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """See :meth:`sconv.hookspecs.StepSpec.init_graph_state`."""
-        super().init_graph_state(max_bs, max_num_tokens)
-        if self._static is None:
-            size = self.spec.window_size
-            with torch.inference_mode(False):
-                self._static = Gathers(
-                    *(
-                        torch.empty(shape, dtype=torch.int64, device=self.device)
-                        for shape in ((max_bs, size), (max_bs, size), (max_bs * size,))
-                    )
-                )
+    def _prepare_static(self, buffers: MetadataBuffers) -> None:
+        rows, size = buffers.max_bs, self.spec.window_size
+        self._static = Gathers(
+            *(
+                buffers.empty(*shape, dtype=torch.int64)
+                for shape in ((rows, size), (rows, size), (rows * size,))
+            )
+        )
 
     def _begin(self, batch: ForwardBatch) -> None:
         super()._begin(batch)

@@ -20,7 +20,7 @@ from ..state.windows import choose_layout, make_windows
 from ..step.batch import ForwardBatch, ForwardMode, check_is_batch
 from ..step.batch_checks import check_batch
 from ..step.metadata import MetadataBuffers, ShortConvMetadata
-from ..step.value_checks import check_physical, checks_values
+from ..step.value_checks import MOST_TOKENS, check_physical, checks_values
 from .fill_metadata import lookup_slots
 
 __all__ = ["PluginBackend"]
@@ -103,14 +103,18 @@ class PluginBackend:
             )
         # A tensor made under inference mode could not be filled outside of it later.
         with torch.inference_mode(False):
+            buffers = MetadataBuffers(self.spec, max_bs, max_num_tokens, self.device)
+            self._prepare_static(buffers)
             self.pool.windows.reserve(max_bs)
-            self._buffers = MetadataBuffers(self.spec, max_bs, max_num_tokens, self.device)
+        self._buffers = buffers
+
+    def _prepare_static(self, buffers: MetadataBuffers) -> None:
+        """Allocate what else captured steps need, before any of it is in use."""
 
     @hookimpl
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         """See :meth:`sconv.hookspecs.StepSpec.init_forward_metadata`."""
         tokens = self._plan(forward_batch)
-        self._begin(forward_batch)
         like = self._settled
         if like is not None and not like.has_shape_of(forward_batch):
             like = None
@@ -124,7 +128,8 @@ class PluginBackend:
         )
         # Most steps are as padded as the one before.
         meta = buffers.step(forward_batch, tokens, padded=self._padded)
-        self._translate_on_host(forward_batch, buffers)
+        self._keep_translated(self._translated(forward_batch), buffers)
+        # Fresh memory: until the step is published, the last one is as it was.
         self._fill(meta, forward_batch, buffers)
         padded = self._is_padded(meta)
         if padded is not meta.padded:
@@ -133,6 +138,7 @@ class PluginBackend:
         # A tensor of another type is of some tracing mode, and ends with it.
         if self.settles and meta.has_shape_of(forward_batch) and type(meta.cu) is Tensor:
             self._settled = meta
+        self._begin(forward_batch)
         self.forward_metadata = meta
 
     @hookimpl
@@ -143,14 +149,16 @@ class PluginBackend:
         buffers = self._static_buffers(forward_batch)
         tokens = self._plan(forward_batch)
         buffers.check(forward_batch.batch_size, tokens)
+        translated = self._translated(forward_batch)
         self._begin(forward_batch)
         self._planned_tokens = tokens
-        self._translate_on_host(forward_batch, buffers)
+        self._keep_translated(translated, buffers)
 
     @hookimpl
     def init_forward_metadata_in_graph(self, forward_batch: ForwardBatch) -> None:
         """See :meth:`sconv.hookspecs.StepSpec.init_forward_metadata_in_graph`."""
         buffers = self._static_buffers(forward_batch)
+        check_batch(forward_batch, self.spec, self.pool, self.max_rows, values=False)
         tokens = forward_batch.num_tokens
         if tokens is None:
             tokens = self._planned_tokens
@@ -181,7 +189,12 @@ class PluginBackend:
         if batch.num_tokens is not None:
             return batch.num_tokens
         assert batch.extend_seq_lens is not None
-        return int(batch.extend_seq_lens.sum())
+        tokens = int(batch.extend_seq_lens.sum())
+        if not 0 <= tokens <= MOST_TOKENS:
+            raise BatchError(
+                f"extend_seq_lens add up to {tokens}: expected 0 to {MOST_TOKENS} tokens in a step"
+            )
+        return tokens
 
     def _begin(self, batch: ForwardBatch) -> None:
         """Forget the last step: the batch is accepted. What a commit needs outlives other modes."""
@@ -201,19 +214,37 @@ class PluginBackend:
         """
         return True
 
-    def _translate_on_host(self, batch: ForwardBatch, buffers: MetadataBuffers) -> None:
-        """Run an allocator's own translation, which is not recordable, into fixed buffers."""
+    def _translated(self, batch: ForwardBatch) -> tuple[Tensor, Tensor | None] | None:
+        """Run an allocator's own translation, which is not recordable.
+
+        Returns:
+            ``[B]`` int64 rows of the pool of the rows and of their snapshots; None if the device
+            translates.
+        """
         if not self.pool.translates_on_host:
-            return
-        slots = buffers.host_slots[: batch.batch_size]
+            return None
+        slots = torch.empty(batch.batch_size, dtype=torch.int64, device=self.device)
         lookup_slots(self.pool, batch.req_pool_indices, batch.slots, out=slots)
-        translated = [self.pool.translate_(slots)]
-        if batch.mamba_track_indices is not None:
-            tracks = buffers.host_tracks[: batch.batch_size]
-            translated.append(self.pool.translate_(tracks.copy_(batch.mamba_track_indices)))
+        self.pool.translate_(slots)
+        tracks = batch.mamba_track_indices
+        if tracks is not None:
+            tracks = self.pool.translate_(tracks.to(torch.int64, copy=True))
         if batch.batch_size and checks_values(self.device):
-            for rows in translated:
-                check_physical("virtual_to_physical", rows, self.pool)
+            for rows in (slots, tracks):
+                if rows is not None:
+                    check_physical("virtual_to_physical", rows, self.pool)
+        return slots, tracks
+
+    def _keep_translated(
+        self, translated: tuple[Tensor, Tensor | None] | None, buffers: MetadataBuffers
+    ) -> None:
+        """Write translated rows where the recorded part of the step reads them."""
+        if translated is None:
+            return
+        slots, tracks = translated
+        buffers.host_slots[: slots.shape[0]].copy_(slots)
+        if tracks is not None:
+            buffers.host_tracks[: tracks.shape[0]].copy_(tracks)
 
     def _static_buffers(self, batch: ForwardBatch) -> MetadataBuffers:
         check_is_batch(batch)

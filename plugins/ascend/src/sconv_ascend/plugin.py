@@ -31,7 +31,6 @@ class AscendPlugin:
                 graph_capture=True,
                 trees=True,
                 rollback=True,
-                window_at_end=True,
             ),
         )
 

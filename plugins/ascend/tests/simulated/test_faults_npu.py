@@ -137,7 +137,6 @@ def test_layout_3_the_window_is_at_the_end_of_a_wider_slot(width: int, channel_a
     shape = (10, 2, width) if channel_axis else (10, width, 2)
     buffer = torch.full(shape, SENTINEL, device="npu")
     backend = load_backend("ascend", spec=spec, pool=ConvStatePool.adopt(spec, [buffer]))
-    assert backend.info.capabilities.window_at_end
     batch = ForwardBatch.extend(None, ints(3), ints(0), slots=ints(6), num_tokens=3)
     assert run_digits(backend, batch, [1, 2, 3]) == [1000, 2100, 3210]
     slot = buffer[6, 0] if channel_axis else buffer[6, :, 0]

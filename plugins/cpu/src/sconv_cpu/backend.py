@@ -25,8 +25,9 @@ class CpuBackend(TorchBackend):
 
     Decode is fast in two ways more. One row, the whole batch of somebody who runs a model at home,
     is done on views with a third of the calls. Large 16-bit convolutions without bias or activation
-    go to oneDNN. Neither changes a bit of the result, so that a row's output depends neither on the
-    size of its batch nor on which way it took.
+    go to oneDNN. Neither changes a value of the result (docs/explanation/arithmetic.md names the
+    signs of zeros, the NaN payloads and the denormals that may differ), so that a row's output
+    depends neither on the size of its batch nor on which way it took.
     """
 
     def __init__(

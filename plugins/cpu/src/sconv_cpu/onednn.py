@@ -1,10 +1,11 @@
-"""Depthwise convolution through oneDNN, where it gives the same bits as plain torch.
+"""Depthwise convolution through oneDNN, where it gives the same values as plain torch.
 
 A packed ``[T, D]`` stream is an image of height T, width 1 and D channels in channels-last order,
 so a short convolution is torch's ``conv2d`` with one group per channel, on the memory as it lies.
 For 16-bit inputs oneDNN accumulates in float32 and rounds once. Products of two 16-bit numbers are
 exact in float32, so its fused multiply-adds round like separate ones, and only the order of the
-taps could differ. Whether it does is tested once per dtype and width, on this machine.
+taps could differ. Whether it does is tested once per dtype and width, on this machine. Only
+the sign of a zero, the payload of a NaN, and what is below 2**-126 may differ all the same.
 """
 
 from __future__ import annotations

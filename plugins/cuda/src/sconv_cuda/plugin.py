@@ -82,7 +82,6 @@ class CudaPlugin:
                 graph_capture=True,
                 trees=True,
                 rollback=True,
-                window_at_end=True,
             ),
         )
 
