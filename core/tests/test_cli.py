@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from sconv.cli import backends as listing
 from sconv.cli import main as cli
 
 #: The promise is 0.3 s; a slow machine may take twice as long.
@@ -22,7 +23,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 def test_backends_table(site, capsys, monkeypatch):
-    monkeypatch.setattr(cli, "_DEVICES", {})
+    monkeypatch.setattr(listing, "_DEVICES", {})
     site.plugin("cpu", "sconv-plugin-cpu", answer="Available(0)")
     site.plugin("fast", answer="Available(20)", device="npu")
     site.plugin("idle", answer="Unavailable('no device')")
@@ -45,7 +46,7 @@ def test_backends_table(site, capsys, monkeypatch):
 
 
 def test_backends_json_says_the_same(site, capsys, monkeypatch):
-    monkeypatch.setattr(cli, "_DEVICES", {})
+    monkeypatch.setattr(listing, "_DEVICES", {})
     site.plugin("fast", answer="Available(20)", device="npu")
     site.plugin("torn", head="raise OSError('no driver')")
     code, out, _ = run(capsys, "backends", "--json")
@@ -108,7 +109,7 @@ def test_a_tie_is_shown_and_nothing_is_selected(site, capsys):
 
 
 def test_no_backend_at_all(site, capsys, monkeypatch):
-    monkeypatch.setattr(cli, "_DEVICES", {})
+    monkeypatch.setattr(listing, "_DEVICES", {})
     assert run(capsys, "backends") == (
         0,
         "none selected: no backend is installed: pip install sconv-plugin-cpu"

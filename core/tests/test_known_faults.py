@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "reference" / "known-faults.md"
-KINDS = "pad|slot|len|spec|graph|track|layout|kern|dev|hook|plug|adopt|cap|doc|err|mem|mut|type"
+KINDS = "pad|slot|len|spec|graph|track|layout|kern|dev|hook|plug|adopt|cap|doc|err|mem|mut|type|cli"
 
 pytestmark = pytest.mark.skipif(not TABLE.exists(), reason="the pages are not beside the package")
 

@@ -17,8 +17,17 @@ def kind_of(value: object) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the text with every run of whitespace, line breaks too, as one space."""
-    return " ".join(text.split())
+    """Return the text with every run of whitespace, line breaks too, as one space.
+
+    What is not printable, as a terminal's escape sequences are, is written as Python escapes it.
+    """
+    line = " ".join(text.split())
+    if line.isprintable():
+        return line
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii")
+        for each in line
+    )
 
 
 def one_line_error(error: BaseException) -> str:
@@ -42,5 +51,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def _type_and_text(error: BaseException) -> str:
-    text = one_line(str(error))
+    try:
+        text = one_line(str(error))
+    except Exception:
+        text = "its text cannot be read"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

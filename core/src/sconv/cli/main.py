@@ -8,17 +8,11 @@ it is called, so that one broken or slow distribution does not touch the others.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import Any, Final, cast
+from typing import Final, cast
 
-from ..discovery.info import Available, BackendInfo, Broken, Unavailable
-from ..discovery.installed import Entry, damaged_metadata, entries, import_attribute
-from ..discovery.name_conflicts import OWNERS
-from ..discovery.selection import ENVIRONMENT, backends, choose
+from ..discovery.installed import Entry, entries, import_attribute
 from ..discovery.torch_failure import torch_failure
 from ..errors import PluginError, SconvError, TorchUnavailableError
 from ..messages import did_you_mean, one_line, one_line_error
@@ -34,9 +28,6 @@ _KNOWN: Final = {
     "verify": ("sconv-contract", "check that a plugin keeps the contract"),
     "new-plugin": ("sconv-contract", "start a plugin for new hardware"),
 }
-
-#: A device file that tells that hardware is here, and the backend that serves it.
-_DEVICES: Final = {"/dev/nvidia0": "cuda", "/dev/davinci0": "ascend"}
 
 #: Core's own, which no other distribution can take.
 _OWN: Final = {
@@ -97,7 +88,10 @@ def _dispatch(argv: list[str]) -> int:
         parser.print_help()
         return 2
     if options.command == "backends":
-        return _backends(options.arguments)
+        # Here: what asks plugins in a child process is of no use to the other commands.
+        from .backends import report_backends
+
+        return report_backends(options.arguments)
     if options.command == "plan":
         return _plan(options.arguments)
     return _run(options.command, options.arguments, offered)
@@ -151,100 +145,6 @@ def _plan(argv: list[str]) -> int:
     return 0
 
 
-def _backends(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="sconv backends",
-        description="List the installed backends, best first, and say which one would be used.",
-        epilog=f"{ENVIRONMENT}=NAME chooses one.",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument(
-        "--probe",
-        action="store_true",
-        help="also build each one and decode a token, in a process of its own; takes seconds",
-    )
-    options = parser.parse_args(argv)
-    infos = backends()
-    selected, error = None, None
-    try:
-        selected = choose()[0]
-    except PluginError as exc:
-        error = one_line(str(exc))
-    report = {
-        "backends": [
-            _row(info, selected) | (_try(info) if options.probe else {}) for info in infos
-        ],
-        "selected": None if selected is None else selected.name,
-        "error": error,
-        "notes": [*_hints(infos), *damaged_metadata()],
-    }
-    if options.json:
-        print(json.dumps(report, indent=2))
-    else:
-        _print_table(report)
-    return 0
-
-
-def _row(info: BackendInfo, selected: BackendInfo | None) -> dict[str, Any]:
-    state = info.availability
-    if selected is not None and (info.name, info.origin) == (selected.name, selected.origin):
-        word = "selected"
-    elif isinstance(state, Available):
-        word = "available"
-    else:
-        word = "broken" if isinstance(state, Broken) else "unavailable"
-    known = info.contract != (0, 0)
-    return {
-        "name": info.name,
-        "distribution": info.origin.distribution if info.origin else None,
-        "version": info.origin.version if info.origin else None,
-        "contract": ".".join(map(str, info.contract)) if known else None,
-        "device": info.device_type if known else None,
-        "state": word,
-        "priority": state.priority if isinstance(state, Available) else None,
-        "reason": state.reason if isinstance(state, Unavailable) else None,
-        "capabilities": asdict(info.capabilities) if known else None,
-    }
-
-
-def _try(info: BackendInfo) -> dict[str, Any]:
-    # Here, since listing without a trial starts no process and stays quick.
-    from .try_backend import try_backend
-
-    return {"tried": asdict(try_backend(info))}
-
-
-def _hints(infos: Sequence[BackendInfo]) -> list[str]:
-    present = {info.name for info in infos}
-    return [
-        f"{path} is here and no {name!r} backend is: pip install {OWNERS[name]}"
-        for path, name in _DEVICES.items()
-        if name not in present and os.path.exists(path)
-    ]
-
-
-def _print_table(report: dict[str, Any]) -> None:
-    rows = [("NAME", "DISTRIBUTION", "VERSION", "CONTRACT", "DEVICE", "STATE")]
-    for row in report["backends"]:
-        detail = f": {row['reason']}" if row["reason"] else f" (priority {row['priority']})"
-        cells = (
-            row[key] or "-" for key in ("name", "distribution", "version", "contract", "device")
-        )
-        rows.append((*cells, row["state"] + detail))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows if report["backends"] else ():
-        print(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        )
-    for row in report["backends"]:
-        if tried := row.get("tried"):
-            print(f"tried {row['name']}: " + (tried["error"] or f"works on {tried['device']}"))
-    if report["error"]:
-        print(f"none selected: {report['error']}")
-    for note in report["notes"]:
-        print(f"note: {note}")
-
-
 def _fail(message: str, *, code: int = 1) -> int:
-    print(f"sconv: {message}", file=sys.stderr)
+    print(f"sconv: {one_line(message)}", file=sys.stderr)
     return code

@@ -1,24 +1,22 @@
-"""Tries a backend in a process of its own: builds it, and decodes one token.
+"""Tries a backend in a child process: builds it, and decodes one token.
 
 A probe looks at files and metadata, so that listing stays quick; whether the driver answers shows
-only when somebody asks it. That takes seconds, loads device libraries, and can end the process.
+only when it is asked. That takes seconds, loads device libraries, and can end the process.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 from ..discovery.info import BackendInfo, Broken
-from ..discovery.selection import backends
+from ..discovery.installed import Entry
 from ..discovery.torch_failure import torch_failure
 from ..errors import SconvError
 from ..messages import one_line, one_line_error
+from .plugin_process import NoAnswerError, PluginProcess
 
-__all__ = ["Trial", "try_backend"]
+__all__ = ["LIMIT", "Trial", "decode_one_token", "try_backend"]
 
 #: Seconds that a backend may take; importing a device library alone can take ten.
 LIMIT: Final = 120.0
@@ -26,7 +24,7 @@ LIMIT: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What came of it.
+    """How it ended.
 
     Attributes:
         device: Where a token was decoded; None if it failed.
@@ -41,18 +39,24 @@ def try_backend(info: BackendInfo, *, limit: float = LIMIT) -> Trial:
     """Try a backend in a child process, also one whose probe says that it cannot run here."""
     if isinstance(info.availability, Broken):
         return Trial(None, info.availability.reason)
-    distribution = "" if info.origin is None else info.origin.distribution
-    command = [sys.executable, "-m", __name__, distribution, info.name]
+    assert info.origin is not None
+    entry = Entry(info.name, info.origin.value, info.origin.distribution, info.origin.version)
+    with PluginProcess(limit=limit) as process:
+        try:
+            found = process.ask(entry, trial=True)
+        except NoAnswerError as exc:
+            return Trial(None, f"it {exc}")
+    return Trial(found["device"], found["error"])
+
+
+def decode_one_token(info: BackendInfo) -> Trial:
+    """Build a backend and decode one token, in this process."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
-    except subprocess.TimeoutExpired:
-        return Trial(None, f"no answer within {limit:g} s")
-    try:
-        # The last line: a device library may have printed others.
-        return Trial(**json.loads(done.stdout.rstrip().rpartition("\n")[2]))
-    except (ValueError, TypeError):
-        last = one_line(done.stderr.rstrip().rpartition("\n")[2])
-        return Trial(None, f"its process ended with {done.returncode}: {last or 'no message'}")
+        return Trial(_decode(info))
+    except SconvError as exc:
+        return Trial(None, one_line(str(exc)))
+    except Exception as exc:
+        return Trial(None, torch_failure(exc, backend=info.name) or one_line_error(exc))
 
 
 def _decode(info: BackendInfo) -> str:
@@ -82,22 +86,3 @@ def _decode(info: BackendInfo) -> str:
     if y.cpu().tolist() != [[1.0] * 64]:
         raise SconvError(f"one token after an empty window gave {y[0, 0].item()} instead of 1")
     return str(backend.device)
-
-
-def _main(distribution: str, name: str) -> None:
-    (info,) = (
-        one
-        for one in backends()
-        if one.name == name and one.origin is not None and one.origin.distribution == distribution
-    )
-    try:
-        trial = Trial(_decode(info))
-    except SconvError as exc:
-        trial = Trial(None, one_line(str(exc)))
-    except Exception as exc:
-        trial = Trial(None, torch_failure(exc, backend=name) or one_line_error(exc))
-    sys.stdout.write(f"\n{json.dumps(asdict(trial))}\n")
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])

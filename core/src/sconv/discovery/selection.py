@@ -24,7 +24,17 @@ from .installed import Entry, damaged_metadata, entries, import_attribute, is_re
 from .load_check import check_discovery
 from .name_conflicts import OWNERS, contests, faults, qualified
 
-__all__ = ["ENVIRONMENT", "GROUP", "backends", "choose", "resolve_factory", "select"]
+__all__ = [
+    "ENVIRONMENT",
+    "GROUP",
+    "backends",
+    "broken",
+    "choose",
+    "describe",
+    "list_backends",
+    "resolve_factory",
+    "select",
+]
 
 GROUP: Final = "sconv.backends"
 ENVIRONMENT: Final = "SCONV_BACKEND"
@@ -43,14 +53,19 @@ def backends() -> list[BackendInfo]:
     """Return every installed backend, best first.
 
     A plugin that fails is in the list like the others; its ``availability`` says why. Nothing that
-    a plugin does makes this raise.
+    a plugin raises makes this raise.
+    """
+    return list_backends(describe)
+
+
+def list_backends(ask: Callable[[Entry], BackendInfo]) -> list[BackendInfo]:
+    """Return every installed backend, best first, each described by the function given.
+
+    What is refused for its name alone is not described.
     """
     found = entries(GROUP)
     refusals = contests(found) | faults(found)
-    infos = [
-        _broken(entry, refusals[entry]) if entry in refusals else _describe(entry)
-        for entry in found
-    ]
+    infos = [broken(entry, refusals[entry]) if entry in refusals else ask(entry) for entry in found]
     return sorted(infos, key=_rank)
 
 
@@ -78,20 +93,29 @@ def select(name: str = "auto", *, device_type: str | None = None) -> BackendInfo
 
 
 def choose(
-    name: str = "auto", *, device_type: str | None = None
+    name: str = "auto",
+    *,
+    device_type: str | None = None,
+    ask: Callable[[Entry], BackendInfo] | None = None,
 ) -> tuple[BackendInfo, str, list[BackendInfo]]:
     """Do as :func:`select` does, without the log line.
+
+    Args:
+        name: As for :func:`select`.
+        device_type: As for :func:`select`.
+        ask: Describes a plugin; None = :func:`describe`, in this process.
 
     Returns:
         The backend, why it is the one, and those that were passed over because they cannot run.
     """
+    ask = ask or describe
     why = "asked for by name"
     if name == "auto":
         name = os.environ.get(ENVIRONMENT, "").strip() or "auto"
         why = f"asked for by {ENVIRONMENT}"
     if name != "auto":
-        return _named(name, why), why, []
-    infos = backends()
+        return _named(name, why, ask), why, []
+    infos = list_backends(ask)
     if device_type is not None:
         infos = [info for info in infos if info.device_type == device_type]
         if not infos:
@@ -99,6 +123,36 @@ def choose(
     best = _best(infos, device_type)
     skipped = [info for info in infos if not isinstance(info.availability, Available)]
     return best, "the available backend of the highest priority", skipped
+
+
+def describe(entry: Entry) -> BackendInfo:
+    """Import a plugin in this process, and ask what it is and whether it can run here.
+
+    Whatever it raises becomes the reason why it is broken.
+    """
+    try:
+        info = _load(entry)
+        conflict = _version_conflict(info.contract)
+        return replace(info, availability=Broken(conflict) if conflict else _ask(info))
+    except PluginError as exc:
+        return broken(entry, str(exc), exc.__cause__)
+    except Exception as exc:
+        # An answer whose repr() raises, a version that is too large to be printed, and the like.
+        return broken(entry, one_line_error(exc), exc)
+
+
+def broken(entry: Entry, reason: str, error: BaseException | None = None) -> BackendInfo:
+    """Return what is known of a plugin that did not describe itself, with the reason."""
+    availability = Broken(one_line(reason), error)
+    return BackendInfo(
+        name=entry.name,
+        device_type="unknown",
+        contract=(0, 0),
+        factory="",
+        probe=lambda: availability,
+        origin=Origin(entry.distribution, entry.version, entry.value),
+        availability=availability,
+    )
 
 
 def resolve_factory(info: BackendInfo) -> Callable[..., Any]:
@@ -121,7 +175,7 @@ def resolve_factory(info: BackendInfo) -> Callable[..., Any]:
     return factory
 
 
-def _named(name: str, why: str) -> BackendInfo:
+def _named(name: str, why: str, ask: Callable[[Entry], BackendInfo]) -> BackendInfo:
     found = entries(GROUP)
     refusals = contests(found)
     matches = [entry for entry in found if entry.name == name]
@@ -136,7 +190,7 @@ def _named(name: str, why: str) -> BackendInfo:
     usable = [entry for entry in matches if entry not in refusals]
     if not usable:
         raise PluginError(f"backend {name!r}, {why}: {refusals[matches[0]]}")
-    info = _describe(usable[0])
+    info = ask(usable[0])
     state = info.availability
     if isinstance(state, Broken):
         raise PluginError(f"{info}, {why}, is broken: {state.reason}") from state.error
@@ -176,15 +230,6 @@ def _best(infos: Sequence[BackendInfo], device_type: str | None) -> BackendInfo:
             " or uninstall the other"
         )
     return able[0]
-
-
-def _describe(entry: Entry) -> BackendInfo:
-    try:
-        info = _load(entry)
-    except PluginError as exc:
-        return _broken(entry, str(exc), exc.__cause__)
-    conflict = _version_conflict(info.contract)
-    return replace(info, availability=Broken(conflict) if conflict else _ask(info))
 
 
 def _load(entry: Entry) -> BackendInfo:
@@ -260,19 +305,6 @@ def _ask(info: BackendInfo) -> Available | Unavailable:
     return Broken(
         f"its probe returned {answer!r}: return Available(priority) with an int, or"
         " Unavailable(reason)"
-    )
-
-
-def _broken(entry: Entry, reason: str, error: BaseException | None = None) -> BackendInfo:
-    availability = Broken(one_line(reason), error)
-    return BackendInfo(
-        name=entry.name,
-        device_type="unknown",
-        contract=(0, 0),
-        factory="",
-        probe=lambda: availability,
-        origin=Origin(entry.distribution, entry.version, entry.value),
-        availability=availability,
     )
 
 
