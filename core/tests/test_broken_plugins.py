@@ -6,6 +6,7 @@ import pytest
 
 import sconv
 from sconv.discovery.info import Available, BackendInfo
+from sconv.discovery.moved import MOVED
 from sconv.discovery.selection import resolve_factory, select
 from sconv.errors import BackendUnavailableError, PluginError
 
@@ -230,3 +231,14 @@ def test_a_description_without_an_origin_has_a_name():
     info = BackendInfo("mine", "cpu", (1, 0), "nowhere:create", lambda: Available(1))
     with pytest.raises(PluginError, match="backend 'mine' of no distribution"):
         resolve_factory(info)
+
+
+@pytest.mark.parametrize("module", sorted(MOVED))
+def test_an_import_of_what_is_private_now_says_what_to_write(site, module):
+    site.plugin("npu", head=f"import {module}")
+    assert site.reason("npu").endswith(f"is private now, write: {MOVED[module]}")
+
+
+@pytest.mark.parametrize("instead", sorted(set(MOVED.values())))
+def test_what_to_write_instead_of_a_private_module_works(instead):
+    exec(instead.partition(" (")[0], {})

@@ -13,6 +13,7 @@ from importlib_metadata import distributions
 
 from ..errors import PluginError
 from ..messages import did_you_mean, one_line_error
+from .moved import moved_hint
 
 __all__ = [
     "Entry",
@@ -110,7 +111,8 @@ def import_attribute(reference: str) -> object:
     try:
         module = import_module(module_name)
     except (Exception, SystemExit) as exc:
-        raise PluginError(f"cannot import {reference!r}: {one_line_error(exc)}") from exc
+        cause = one_line_error(exc) + moved_hint(exc)
+        raise PluginError(f"cannot import {reference!r}: {cause}") from exc
     try:
         found: object = reduce(getattr, path.split("."), module)
     except AttributeError as exc:

@@ -7,15 +7,16 @@ attention backend and brings the convolutions along.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
-
-from torch import Tensor
 
 from ..errors import ContractError
 from ..step.batch import ForwardBatch
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
     from ..discovery.info import BackendInfo
     from ..state.pool import ConvStatePool
     from ..state.spec import StateSpec
@@ -53,7 +54,18 @@ _STEP_HOOKS: Final = (
     "init_forward_metadata_out_graph",
     "init_forward_metadata_in_graph",
 )
-_COMMIT: Final = "update_mamba_state_after_mtp_verify"
+#: What only the short-convolution side has. The full-attention side has nothing to commit: it keeps
+#: its tokens in a cache that is addressed by length.
+_BOUND_HOOKS: Final = (
+    "add_observer",
+    "conv_state_metadata",
+    "remove_observer",
+    "short_conv",
+    "short_conv_group",
+    "update_mamba_state_after_mtp_verify",
+    "warmup",
+)
+_BOUND_VALUES: Final = ("device", "info", "pool", "spec")
 #: Where the engines' multi-step draft containers keep the backends of their steps.
 _CONTAINER_FIELDS: Final = ("attn_backends", "attn_backend_list")
 
@@ -69,16 +81,29 @@ class HybridBackend:
     Attributes:
         full_attention: The engine's attention backend. It may join several (one for prefill, one
             for decode) as long as it has every hook itself.
-        backend: The short-convolution side.
+        backend: The short-convolution side. What is its alone (convolutions, commit, warm-up,
+            observers, pool, spec, info, device) is bound here when the hybrid is made, so that a
+            call costs what it costs there; a subclass may define any of it instead.
     """
+
+    add_observer: Callable[..., None]
+    conv_state_metadata: Callable[..., ShortConvMetadata]
+    device: torch.device
+    info: BackendInfo
+    pool: ConvStatePool
+    remove_observer: Callable[..., None]
+    short_conv: Callable[..., Tensor]
+    short_conv_group: Callable[..., list[Tensor]]
+    spec: StateSpec
+    update_mamba_state_after_mtp_verify: Callable[..., None]
+    warmup: Callable[[], None]
 
     def __init__(self, full_attention: FullAttentionBackend, backend: Backend) -> None:
         """Join the two.
 
         Raises:
             ContractError: ``full_attention`` is a container of several steps' backends, is a hybrid
-                already, or lacks a hook; or ``backend`` lacks one, the commit included when its
-                spec speculates.
+                already, or lacks a hook; or ``backend`` lacks one.
         """
         _refuse_container(full_attention)
         if isinstance(full_attention, HybridBackend):
@@ -87,12 +112,12 @@ class HybridBackend:
                 "twice a step. Pass its .full_attention"
             )
         _require_hooks("the full-attention side", full_attention, _STEP_HOOKS)
-        needed = [*_STEP_HOOKS, "conv_state_metadata", "short_conv", "short_conv_group"]
-        if backend.spec.max_draft_tokens > 1:
-            needed.append(_COMMIT)
-        _require_hooks("the short-convolution side", backend, needed)
+        _require_hooks("the short-convolution side", backend, [*_STEP_HOOKS, *_BOUND_HOOKS])
         self.full_attention = full_attention
         self.backend = backend
+        for name in (*_BOUND_HOOKS, *_BOUND_VALUES):
+            if not hasattr(type(self), name):
+                setattr(self, name, getattr(backend, name))
 
     def init_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """Size the static buffers of both sides. Out of graph, once, before any capture."""
@@ -128,92 +153,6 @@ class HybridBackend:
     @forward_metadata.setter
     def forward_metadata(self, value: Any) -> None:
         self.full_attention.forward_metadata = value
-
-    def conv_state_metadata(self, layer_id: int, forward_batch: ForwardBatch) -> ShortConvMetadata:
-        """See :meth:`sconv.Backend.conv_state_metadata`."""
-        return self.backend.conv_state_metadata(layer_id, forward_batch)
-
-    def short_conv(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        *,
-        layer_id: int,
-        stream: str,
-        forward_batch: ForwardBatch,
-        bias: Tensor | None = None,
-        activation: str | None = None,
-        residual: bool = True,
-    ) -> Tensor:
-        """See :meth:`sconv.Backend.short_conv`."""
-        return self.backend.short_conv(
-            x,
-            weight,
-            layer_id=layer_id,
-            stream=stream,
-            forward_batch=forward_batch,
-            bias=bias,
-            activation=activation,
-            residual=residual,
-        )
-
-    def short_conv_group(
-        self,
-        xs: Sequence[Tensor],
-        weights: Sequence[Tensor],
-        *,
-        layer_id: int,
-        streams: Sequence[str],
-        forward_batch: ForwardBatch,
-        biases: Sequence[Tensor | None] | None = None,
-        activation: str | None = None,
-        residual: bool = True,
-    ) -> list[Tensor]:
-        """See :meth:`sconv.Backend.short_conv_group`."""
-        return self.backend.short_conv_group(
-            xs,
-            weights,
-            layer_id=layer_id,
-            streams=streams,
-            forward_batch=forward_batch,
-            biases=biases,
-            activation=activation,
-            residual=residual,
-        )
-
-    def update_mamba_state_after_mtp_verify(
-        self,
-        last_correct_step_indices: Tensor,
-        mamba_track_indices: Tensor | None = None,
-        mamba_steps_to_track: Tensor | None = None,
-        req_pool_indices: Tensor | None = None,
-    ) -> None:
-        """Keep what a verify step accepted: one commit, on the side that has the state.
-
-        See :meth:`sconv.Backend.update_mamba_state_after_mtp_verify`. The full-attention side keeps
-        its tokens in a cache that is addressed by length, so it has nothing to commit.
-        """
-        self.backend.update_mamba_state_after_mtp_verify(
-            last_correct_step_indices=last_correct_step_indices,
-            mamba_track_indices=mamba_track_indices,
-            mamba_steps_to_track=mamba_steps_to_track,
-            req_pool_indices=req_pool_indices,
-        )
-
-    @property
-    def pool(self) -> ConvStatePool:
-        """The convolution state."""
-        return self.backend.pool
-
-    @property
-    def spec(self) -> StateSpec:
-        """What the short-convolution side was built for."""
-        return self.backend.spec
-
-    @property
-    def info(self) -> BackendInfo:
-        """What the short-convolution side is."""
-        return self.backend.info
 
     def __getattr__(self, name: str) -> Any:
         # Looked up in __dict__: before __init__ is through, and in a copy that is being rebuilt,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import torch
@@ -30,19 +30,8 @@ class ShortConvBackend(Protocol):
     def spec(self) -> StateSpec:
         """What the backend was built for."""
 
-    def short_conv(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        *,
-        layer_id: int,
-        stream: str,
-        forward_batch: ForwardBatch,
-        bias: Tensor | None = None,
-        activation: str | None = None,
-        residual: bool = True,
-    ) -> Tensor:
-        """Convolve and move the state on."""
+    #: :meth:`sconv.Backend.short_conv`.
+    short_conv: Callable[..., Tensor]
 
 
 class ShortConvolution(nn.Module):
