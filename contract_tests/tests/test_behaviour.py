@@ -115,7 +115,7 @@ class KeepsOtherWindows(Fault):
         if self.mode is ForwardMode.TARGET_VERIFY and len(x):
             rows, length = self.forward_metadata.batch_size, self.forward_metadata.tokens_per_row
             inputs = torch.zeros(rows, length + self.spec.window_size, x.shape[1])
-            self.pool.windows.keep(layer_id, stream, inputs, self.forward_metadata.tree_taps)
+            self.pool.windows.store(layer_id, stream, inputs, self.forward_metadata.tree_taps)
         return y
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sconv import BatchError, ConvStatePool, ForwardBatch, StateSpec, Stream
 from sconv.step.batch_checks import check_batch
-from sconv.step.value_checks import check_request_rows, checks_values, strict
+from sconv.step.value_checks import check_request_rows, strict, values_are_checked
 from sconv.testing.digits import fill_pool, read_window
 from sconv.torch_backend.backend import TorchBackend
 
@@ -37,8 +37,8 @@ def test_the_switch(value: str | None, on: bool, monkeypatch: pytest.MonkeyPatch
     if value is not None:
         monkeypatch.setenv("SCONV_CHECK", value)
     assert strict() is on
-    assert checks_values(META) is on
-    assert checks_values(CPU)
+    assert values_are_checked(META) is on
+    assert values_are_checked(CPU)
 
 
 def test_values_on_a_device_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,10 +71,10 @@ def test_the_window_after_every_node_is_the_path_to_it(
                     continue
                 windows = poisoned(layout, spec)
                 if taps is not None:
-                    windows.keep_paths(taps)
+                    windows.store_paths(taps)
                 inputs = torch.cat([state, x], dim=1)
-                windows.keep(0, "a", inputs[:, :, :1], taps)
-                windows.keep(0, "b", inputs[:, :, 1:], taps)
+                windows.store(0, "a", inputs[:, :, :1], taps)
+                windows.store(0, "b", inputs[:, :, 1:], taps)
                 for node in range(drafts):
                     found = windows.window_after(0, torch.tensor([node] * rows), axed, tree=tree)
                     assert found.shape == axed.shape
@@ -91,7 +91,7 @@ def test_rows_may_ask_for_different_nodes(spec_of: Callable[..., StateSpec], axi
     axed = state if axis == "time" else state.transpose(1, 2)
     for layout in LAYOUTS:
         windows = poisoned(layout, spec)
-        windows.keep(0, "a", torch.cat([state, x], dim=1), None)
+        windows.store(0, "a", torch.cat([state, x], dim=1), None)
         found = windows.window_after(0, torch.tensor([3, 0, 1]), axed, tree=False)
         assert found.flatten(1).tolist() == [[11, 12, 13], [4, 5, 14], [8, 18, 19]]
 
@@ -101,7 +101,7 @@ def test_the_state_is_kept_in_its_own_dtype(spec_of: Callable[..., StateSpec]) -
     state, x = torch.full((1, 3, 1), 1.0).bfloat16(), torch.full((1, 4, 1), 1.001)
     for layout in LAYOUTS:
         windows = poisoned(layout, spec)
-        windows.keep(0, "a", torch.cat([state, x], dim=1), None)
+        windows.store(0, "a", torch.cat([state, x], dim=1), None)
         found = windows.window_after(0, torch.tensor([3]), state, tree=False)
         assert_same_bits(found, torch.full((1, 3, 1), 1.001).bfloat16(), layout)
 
@@ -150,7 +150,7 @@ def test_a_kernel_may_store_every_window(spec_of: Callable[..., StateSpec], axis
     state, x = torch.randn(2, 3, 2), torch.randn(2, 4, 2)
     kept, stored = poisoned("dedup", spec), poisoned("dedup", spec)
     inputs = torch.cat([state, x], dim=1)
-    kept.keep(0, "a", inputs, None)
+    kept.store(0, "a", inputs, None)
     overlapping = stored.layers[0].as_strided(*stored.geometry(0))
     for node in range(4):
         window = inputs[:, node + 1 : node + 4]

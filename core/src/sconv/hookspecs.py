@@ -44,8 +44,8 @@ CONTRACT_VERSION: Final = (1, 0)
 hookspec: Final = pluggy.HookspecMarker(PROJECT_NAME)
 hookimpl: Final = pluggy.HookimplMarker(PROJECT_NAME)
 
-#: Parameters that an implementation must read. Accepting and dropping one commits the wrong slots
-#: without a word, so it is refused at load like a missing parameter.
+#: Parameters that an implementation must read. Accepting and dropping one silently commits
+#: the wrong slots, so it is refused at load like a missing parameter.
 MUST_USE: Final[dict[str, tuple[str, ...]]] = {
     "update_mamba_state_after_mtp_verify": ("last_correct_step_indices", "req_pool_indices"),
 }
@@ -133,7 +133,7 @@ class StepSpec:
         activation: str | None,
         residual: bool,
     ) -> Tensor:
-        """Convolve one stream of one layer and move its state on, as the mode asks. In graph.
+        """Convolve one stream of one layer and advance its state, as the mode asks. In graph.
 
         Args:
             x: ``[T, D]`` packed inputs, unit channel stride, rows may be strided.

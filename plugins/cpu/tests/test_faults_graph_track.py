@@ -106,12 +106,12 @@ def test_graph_7_the_address_test_is_red_for_a_hook_that_allocates(
     static = sconv.step.metadata.MetadataBuffers.step
     kept = []
 
-    def afresh(self: Any, batch: ForwardBatch, num_tokens: int, *, padded: bool) -> Any:
+    def afresh(self: Any, batch: ForwardBatch, num_tokens: int, **options: Any) -> Any:
         fresh = sconv.plugin.MetadataBuffers(
             digit_spec(), self.max_bs, self.max_num_tokens, torch.device("cpu")
         )
         kept.append(fresh)
-        return static(fresh, batch, num_tokens, padded=padded)
+        return static(fresh, batch, num_tokens, **options)
 
     monkeypatch.setattr(sconv.step.metadata.MetadataBuffers, "step", afresh)
     _, captured, replayed = capture_junk_replay(cpu())

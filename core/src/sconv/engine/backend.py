@@ -155,7 +155,7 @@ class Backend:
         activation: str | None = None,
         residual: bool = True,
     ) -> Tensor:
-        """Convolve one stream of one layer and move its state on, as the mode asks. In graph.
+        """Convolve one stream of one layer and advance its state, as the mode asks. In graph.
 
         Args:
             x: ``[T, D]`` packed inputs, unit channel stride, rows may be strided.

@@ -16,7 +16,6 @@ from ..state.pool import ConvStatePool
 from ..state.spec import StateSpec, check_is_spec
 from ..state.windows import choose_layout
 from .backend import Backend
-from .devices import as_tensors_name_it
 
 __all__ = ["build", "load_backend"]
 
@@ -107,14 +106,30 @@ def _place(
     except RuntimeError as exc:
         raise SpecError(f"{info}: torch has no such device: {one_line_error(exc)}") from exc
     if pool is None:
-        return as_tensors_name_it(where)
+        return _as_tensors_name_it(where)
     there = pool.device
-    if where.type == there.type and (where.index is None or as_tensors_name_it(where) == there):
+    if where.type == there.type and (where.index is None or _as_tensors_name_it(where) == there):
         return there
     raise SpecError(
         f"{info}: the adopted pool lies on {there}, and the backend would be built on {where}: "
         "give the device of the pool, or none"
     )
+
+
+def _as_tensors_name_it(device: torch.device) -> torch.device:
+    """Return a device with the index that its tensors have: the current one, if it has none.
+
+    ``torch.device("npu")`` and the device of a tensor made there, ``npu:0``, are not equal; the
+    host's has no index. What torch has no tensor of is returned as it is: the vendor's own code can
+    say why.
+    """
+    if device.index is not None and device.type != "cpu":
+        return device
+    try:
+        return torch.empty(0, device=device).device
+    except Exception:
+        # No one type: a torch without CUDA raises AssertionError, a vendor's library what it likes.
+        return device
 
 
 def _check_made(made: object, info: BackendInfo) -> None:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from ..errors import MetadataError, SpecError
 from ..messages import kind_of
 from ..state.spec import StateSpec
+from ..state.tensor_memory import memory_fault
 from ..step.batch import ForwardBatch, ForwardMode, check_is_batch
-from ..tensor_memory import memory_fault
 from .sharding import Part, check_rank, shard_streams
 
 __all__ = ["Part", "ShortConvBackend", "ShortConvolution", "shard_streams"]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import SpecError
 
-__all__ = ["Part", "check_rank", "shard_streams", "unshard_streams"]
+__all__ = ["Part", "check_rank", "shard_streams"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def shard_streams(
         SpecError: The parts do not cover the dimension, cannot be shared, or there is no such rank.
     """
     check_rank(tp_rank, tp_size)
-    _check_width("the tensor", full, dim, [part.channels for part in parts])
+    _check_width(full, dim, [part.channels for part in parts])
     pieces = []
     start = 0
     for part in parts:
@@ -100,30 +100,9 @@ def shard_streams(
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
 
 
-def unshard_streams(shards: Sequence[Tensor], parts: Sequence[Part], *, dim: int = 0) -> Tensor:
-    """Join the channels of all ranks, in rank order: the inverse of :func:`shard_streams`.
-
-    Of a part that every rank holds whole, rank 0's copy is taken.
-
-    Raises:
-        SpecError: A shard does not have the channels that the parts give its rank.
-    """
-    tp_size = len(shards)
-    local = [part.local_channels(tp_size) for part in parts]
-    for rank, shard in enumerate(shards):
-        _check_width(f"the shard of rank {rank}", shard, dim, local)
-    pieces = []
-    start = 0
-    for part, width in zip(parts, local, strict=True):
-        holders = shards[:1] if width == part.channels else shards
-        pieces += [shard.narrow(dim, start, width) for shard in holders]
-        start += width
-    return torch.cat(pieces, dim)
-
-
-def _check_width(what: str, tensor: Tensor, dim: int, channels: Sequence[int]) -> None:
+def _check_width(tensor: Tensor, dim: int, channels: Sequence[int]) -> None:
     if not channels or tensor.shape[dim] != sum(channels):
         raise SpecError(
-            f"{what} has {tensor.shape[dim]} channels on dimension {dim}, the parts have "
+            f"the tensor has {tensor.shape[dim]} channels on dimension {dim}, the parts have "
             f"{' + '.join(map(str, channels)) or 'none'} = {sum(channels)}"
         )

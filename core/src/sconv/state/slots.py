@@ -32,10 +32,6 @@ class SlotAllocator:
         """Slots that can still be handed out."""
         return self.num_slots - len(self._in_use)
 
-    def in_use(self, slot: int) -> bool:
-        """Whether a slot is handed out at the moment; False for ids that never are."""
-        return slot in self._in_use
-
     def live(self) -> list[int]:
         """Return the slots in use, in ascending order."""
         return sorted(self._in_use)

@@ -14,9 +14,9 @@ from ..errors import BatchError, GraphBufferError, MetadataError
 from ..messages import kind_of
 from ..state.pool import ConvStatePool
 from ..state.spec import StateSpec
-from ..tensor_memory import memory_fault
+from ..state.tensor_memory import memory_fault
 from .batch import ForwardBatch, ForwardMode
-from .value_checks import MOST_TOKENS, check_values, checks_values
+from .value_checks import MOST_TOKENS, check_values, values_are_checked
 
 __all__ = ["check_batch", "check_commit"]
 
@@ -74,7 +74,7 @@ def check_batch(
         _check_vector(name, getattr(batch, name), (rows, per_row), _INDEX, device)
     if batch.forward_mode is ForwardMode.TARGET_VERIFY:
         _check_verify(batch, per_row, spec, pool)
-    if values and checks_values(device):
+    if values and values_are_checked(device):
         check_values(batch, spec, pool)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,6 +48,8 @@ class ShortConvMetadata:
         tracks: Host flag: the step may write snapshots.
         padded: Host flag: rows without a slot, or tokens past ``cu[B]``, may occur.
         batch: The batch that it was made for; None where a backend does not say.
+        plan: What the backend that made it has worked out for the step; its own, of no meaning to
+            others.
     """
 
     forward_mode: ForwardMode
@@ -68,6 +71,7 @@ class ShortConvMetadata:
     tracks: bool
     padded: bool
     batch: ForwardBatch | None = None
+    plan: Any = None
 
     def has_shape_of(self, batch: ForwardBatch) -> bool:
         """Whether what a step of this batch needs besides its slots is what this one has.
@@ -93,7 +97,7 @@ class MetadataBuffers:
         host_slots: ``[max_bs]`` int64, rows of the pool that the host translated before a replay.
         host_tracks: ``[max_bs]`` int64, the same for snapshot slots.
         starts: ``[max_num_tokens + 1]`` int32 scratch: how many rows start at each token.
-        settled: Whether what depends on the shape of the step alone is filled already.
+        shape_filled: Whether what depends on the shape of the step alone is filled already.
     """
 
     def __init__(
@@ -123,7 +127,7 @@ class MetadataBuffers:
         """
         self.max_bs = max_bs
         self.max_num_tokens = max_num_tokens
-        self.settled = like is not None
+        self.shape_filled = like is not None
         self._spec = spec
         self._static = only is None
         self._device = device
@@ -234,7 +238,9 @@ class MetadataBuffers:
                 need={"max_bs": batch_size, "max_num_tokens": num_tokens},
             )
 
-    def step(self, batch: ForwardBatch, num_tokens: int, *, padded: bool) -> ShortConvMetadata:
+    def step(
+        self, batch: ForwardBatch, num_tokens: int, *, padded: bool, plan: Any = None
+    ) -> ShortConvMetadata:
         """Return the metadata of one step as slices of these buffers, not yet filled.
 
         Raises:
@@ -277,4 +283,5 @@ class MetadataBuffers:
             tracks=batch.tracks,
             padded=padded,
             batch=batch,
+            plan=plan,
         )

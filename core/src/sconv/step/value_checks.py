@@ -25,15 +25,15 @@ __all__ = [
     "check_physical",
     "check_request_rows",
     "check_values",
-    "checks_values",
     "strict",
+    "values_are_checked",
 ]
 
 #: Most tokens of a step, and of a row: what the int32 of the metadata can count.
 MOST_TOKENS: Final = torch.iinfo(torch.int32).max
 
 
-def checks_values(device: torch.device) -> bool:
+def values_are_checked(device: torch.device) -> bool:
     """Whether values on this device are checked."""
     return device.type == "cpu" or strict()
 

@@ -29,7 +29,7 @@ from .convolution import ConvParams, convolve, convolve_step, gather_windows
 from .fill_metadata import fill_metadata, lookup_slots
 from .state_rows import StateRows
 
-__all__ = ["Gathers", "TorchBackend"]
+__all__ = ["Gathers", "StepPlan", "TorchBackend"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,20 @@ class Gathers:
     head_target: Tensor | None
 
 
+@dataclass(slots=True)
+class StepPlan:
+    """What a step's metadata carries for the convolutions of this backend.
+
+    Attributes:
+        gathers: Made by the first convolution that needs it, or with the metadata of a captured
+            step.
+        single_slot: The slot of an eager step of one row, where a plugin has a way for that alone.
+    """
+
+    gathers: Gathers | None = None
+    single_slot: int | None = None
+
+
 class TorchBackend(PluginBackend):
     """The whole contract in torch operators. A plugin subclasses it and names its device.
 
@@ -59,7 +73,7 @@ class TorchBackend(PluginBackend):
     """
 
     window_layouts: ClassVar[tuple[str, ...]] = ("dense", "inputs", "dedup")
-    settles: ClassVar[bool] = True
+    copies_shape: ClassVar[bool] = True
 
     def __init__(
         self, *, spec: StateSpec, device: torch.device, pool: ConvStatePool | None
@@ -67,11 +81,7 @@ class TorchBackend(PluginBackend):
         """Build the state, unless an adopted pool brings it."""
         super().__init__(spec=spec, device=device, pool=pool)
         self._ordered = self.device.type == "cpu"
-        self._gathers: Gathers | None = None
-        self._gathers_of: ShortConvMetadata | None = None
         self._static: Gathers | None = None
-        self._static_step: Gathers | None = None
-        self._static_of: ShortConvMetadata | None = None
         self._rows: dict[tuple[int, str], StateRows] = {}
 
     def _prepare_static(self, buffers: MetadataBuffers) -> None:
@@ -82,6 +92,9 @@ class TorchBackend(PluginBackend):
                 for shape in ((rows, size), (rows, size), (rows * size,))
             )
         )
+
+    def _new_plan(self) -> StepPlan:
+        return StepPlan()
 
     def _begin(self, batch: ForwardBatch) -> None:
         super()._begin(batch)
@@ -97,18 +110,17 @@ class TorchBackend(PluginBackend):
             # Rows on the dummy slot would all write to it, each its own window.
             meta.writes.logical_and_(meta.cache_indices > 0)
         if meta.tree_taps is not None:
-            self.pool.windows.keep_paths(meta.tree_taps)
+            self.pool.windows.store_paths(meta.tree_taps)
         if buffers is self._buffers:
             self._fill_static_gathers(meta)
 
     def _fill_static_gathers(self, meta: ShortConvMetadata) -> None:
         """Refresh the step's indexes where recorded layers read them, at fixed addresses."""
-        self._static_of = None
         ragged = meta.forward_mode.is_ragged
         if self._static is None or not (ragged or meta.num_accept_tokens is not None):
             return
         rows, size = meta.batch_size, self.spec.window_size
-        static, fresh = self._static, self._plan_gathers(meta)
+        static, fresh = self._static, self._make_gathers(meta)
         static.window[:rows].copy_(fresh.window)
         head = head_target = None
         if fresh.head is not None and fresh.head_target is not None:
@@ -116,8 +128,7 @@ class TorchBackend(PluginBackend):
             assert static.head_target is not None
             head = static.head[:rows].copy_(fresh.head)
             head_target = static.head_target[: rows * size].copy_(fresh.head_target)
-        self._static_step = Gathers(static.window[:rows], head, head_target)
-        self._static_of = meta
+        meta.plan.gathers = Gathers(static.window[:rows], head, head_target)
 
     def _state(self, layer_id: int, stream: str) -> StateRows:
         """Return one stream's state; an adopted pool may be bound after the backend was built."""
@@ -129,14 +140,13 @@ class TorchBackend(PluginBackend):
         return rows
 
     def _gathers_for(self, meta: ShortConvMetadata) -> Gathers:
-        """Return the step's shared indexes; the first convolution of eager steps makes them."""
-        if self._static_step is not None and self._static_of is meta:
-            return self._static_step
-        if self._gathers is None or self._gathers_of is not meta:
-            self._gathers, self._gathers_of = self._plan_gathers(meta), meta
-        return self._gathers
+        """Return the step's shared indexes; the first convolution of an eager step makes them."""
+        plan: StepPlan = meta.plan
+        if plan.gathers is None:
+            plan.gathers = self._make_gathers(meta)
+        return plan.gathers
 
-    def _plan_gathers(self, meta: ShortConvMetadata) -> Gathers:
+    def _make_gathers(self, meta: ShortConvMetadata) -> Gathers:
         size = self.spec.window_size
         start = meta.cu[:-1, None]  # [B, 1]
         length = meta.cu[1:] - meta.cu[:-1]  # [B]
@@ -249,7 +259,7 @@ class TorchBackend(PluginBackend):
             nodes = select_nodes(inputs, meta.tree_taps)  # [B, dtn, K, D]
             self._convolve(nodes.flatten(0, 1), conv, y.view(-1, 1, dim))
         if meta.forward_mode is ForwardMode.TARGET_VERIFY:
-            self.pool.windows.keep(layer_id, stream, inputs, meta.tree_taps)
+            self.pool.windows.store(layer_id, stream, inputs, meta.tree_taps)
         else:
             self._advance(x, state, old, fresh, meta)
         return y.view(-1, dim)

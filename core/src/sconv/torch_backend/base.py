@@ -7,7 +7,7 @@ reader sees in between.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from ..state.windows import choose_layout, make_windows
 from ..step.batch import ForwardBatch, ForwardMode, check_is_batch
 from ..step.batch_checks import check_batch
 from ..step.metadata import MetadataBuffers, ShortConvMetadata
-from ..step.value_checks import MOST_TOKENS, check_physical, checks_values
+from ..step.value_checks import MOST_TOKENS, check_physical, values_are_checked
 from .fill_metadata import lookup_slots
 
 __all__ = ["PluginBackend"]
@@ -32,8 +32,9 @@ class PluginBackend:
     Attributes:
         window_layouts: Layouts of verify windows that the class keeps, first choice first; the same
             as in the capabilities that its plugin declares.
-        settles: Whether :meth:`_fill` leaves alone what ``buffers.settled`` says is filled: copies
-            from an eager step of the same shape, which cost less than to compute them.
+        copies_shape: An eager step copies what depends on its shape alone from the last one of the
+            same shape, which costs less than to compute it; :meth:`_fill` then leaves it as it is
+            (``buffers.shape_filled``).
         spec: What the backend was built for.
         device: Where its tensors lie, index included; an adopted pool's, if there is one.
         pool: Its state.
@@ -45,7 +46,7 @@ class PluginBackend:
     """
 
     window_layouts: ClassVar[tuple[str, ...]] = ("dense",)
-    settles: ClassVar[bool] = False
+    copies_shape: ClassVar[bool] = False
 
     def __init__(
         self, *, spec: StateSpec, device: torch.device, pool: ConvStatePool | None
@@ -69,7 +70,7 @@ class PluginBackend:
         self._buffers: MetadataBuffers | None = None
         self._planned_tokens: int | None = None
         self._padded = True
-        self._settled: ShortConvMetadata | None = None
+        self._last_shape: ShortConvMetadata | None = None
 
     def _fill(
         self,
@@ -79,6 +80,10 @@ class PluginBackend:
     ) -> None:
         """Fill the metadata of a step. In graph."""
         raise NotImplementedError
+
+    def _new_plan(self) -> Any:
+        """Return what the backend wants its metadata of a step to carry, as ``plan``."""
+        return None
 
     @property
     def max_rows(self) -> int:
@@ -115,7 +120,7 @@ class PluginBackend:
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         """See :meth:`sconv.hookspecs.StepSpec.init_forward_metadata`."""
         tokens = self._plan(forward_batch)
-        like = self._settled
+        like = self._last_shape
         if like is not None and not like.has_shape_of(forward_batch):
             like = None
         buffers = MetadataBuffers(
@@ -127,7 +132,7 @@ class PluginBackend:
             like=like,
         )
         # Most steps are as padded as the one before.
-        meta = buffers.step(forward_batch, tokens, padded=self._padded)
+        meta = buffers.step(forward_batch, tokens, padded=self._padded, plan=self._new_plan())
         self._keep_translated(self._translated(forward_batch), buffers)
         # Fresh memory: until the step is published, the last one is as it was.
         self._fill(meta, forward_batch, buffers)
@@ -136,8 +141,8 @@ class PluginBackend:
             meta = replace(meta, padded=padded)
         self._padded = padded
         # A tensor of another type is of some tracing mode, and ends with it.
-        if self.settles and meta.has_shape_of(forward_batch) and type(meta.cu) is Tensor:
-            self._settled = meta
+        if self.copies_shape and meta.has_shape_of(forward_batch) and type(meta.cu) is Tensor:
+            self._last_shape = meta
         self._begin(forward_batch)
         self.forward_metadata = meta
 
@@ -167,7 +172,7 @@ class PluginBackend:
                 "the step's token count is unknown: give ForwardBatch num_tokens=, or call "
                 "init_forward_metadata_out_graph first"
             )
-        meta = buffers.step(forward_batch, tokens, padded=True)
+        meta = buffers.step(forward_batch, tokens, padded=True, plan=self._new_plan())
         self._fill(meta, forward_batch, buffers)
         self.forward_metadata = meta
 
@@ -229,7 +234,7 @@ class PluginBackend:
         tracks = batch.mamba_track_indices
         if tracks is not None:
             tracks = self.pool.translate_(tracks.to(torch.int64, copy=True))
-        if batch.batch_size and checks_values(self.device):
+        if batch.batch_size and values_are_checked(self.device):
             for rows in (slots, tracks):
                 if rows is not None:
                     check_physical("virtual_to_physical", rows, self.pool)

@@ -57,7 +57,7 @@ def fill_metadata(
         batch: The step.
         pool: Where slots are looked up.
         buffers: Lends its scratch, and the slots that the host translated where that is its job;
-            what it has settled is left alone.
+            what depends on the shape of the step alone is left as it is where it is filled.
     """
     if pool.translates_on_host:
         meta.cache_indices.copy_(buffers.host_slots[: meta.batch_size])
@@ -66,7 +66,7 @@ def fill_metadata(
         pool.translate_(meta.cache_indices)
     meta.safe_idx.copy_(meta.cache_indices).clamp_(min=0)
     torch.ge(meta.cache_indices, 0, out=meta.writes)
-    if not buffers.settled:
+    if not buffers.shape_filled:
         _fill_lengths(meta, batch)
         _fill_initial_state(meta, batch)
         _fill_rows_of_tokens(meta, buffers)
@@ -81,7 +81,7 @@ def fill_metadata(
             parents = parents_from_links(batch.next_token, batch.next_sibling)
         ancestor_taps(parents, meta.tree_taps.shape[2], out=meta.tree_taps)
     _fill_writes(meta, batch)
-    if not buffers.settled:
+    if not buffers.shape_filled:
         _fill_snapshots(meta, batch, pool, buffers)
 
 

@@ -35,9 +35,6 @@ class CpuBackend(TorchBackend):
     ) -> None:
         """Build the state, unless an adopted pool brings it."""
         super().__init__(spec=spec, device=device, pool=pool)
-        #: The prepared eager step that has one row, and its slot; known before any layer runs.
-        self._single: ShortConvMetadata | None = None
-        self._single_slot = 0
         self._single_rows: dict[int, SingleRow] = {}
         self._many_rows: dict[tuple[int, bool], ManyRows] = {}
         self._scratch = torch.empty(0, dtype=spec.dtype)
@@ -49,7 +46,7 @@ class CpuBackend(TorchBackend):
         meta = self.forward_metadata
         assert meta is not None
         if meta.batch_size == 1 and not meta.padded:
-            self._single, self._single_slot = meta, int(meta.safe_idx)
+            meta.plan.single_slot = int(meta.safe_idx)
 
     def _is_padded(self, meta: ShortConvMetadata) -> bool:
         # Host memory: looking costs no sync, and most steps have no row without a slot.
@@ -72,8 +69,9 @@ class CpuBackend(TorchBackend):
     def _decode(
         self, x: Tensor, conv: ConvParams, state: StateRows, meta: ShortConvMetadata
     ) -> Tensor:
-        if meta is self._single and not meta.tracks:
-            return self._decode_single(x, conv, state.window(self._single_slot))
+        slot = meta.plan.single_slot
+        if slot is not None and not meta.tracks:
+            return self._decode_single(x, conv, state.window(slot))
         if self.spec.dtype is not x.dtype or not self._takes_onednn(x, conv):
             return super()._decode(x, conv, state, meta)
         kept = self._many_rows_for(x, meta, residual=conv.residual)

@@ -60,8 +60,8 @@ class DedupWindows(VerifyWindows):
             layer = layer.transpose(1, 2)
         return self._channels(layer, layer_id, stream)
 
-    def keep(self, layer_id: int, stream: str, inputs: Tensor, taps: Tensor | None) -> None:
-        """See :meth:`VerifyWindows.keep`."""
+    def store(self, layer_id: int, stream: str, inputs: Tensor, taps: Tensor | None) -> None:
+        """See :meth:`VerifyWindows.store`."""
         assert taps is None, "a tree in dedup windows"
         columns = inputs[:, 1:]
         self.stream(layer_id, stream)[: columns.shape[0], : columns.shape[1]].copy_(columns)

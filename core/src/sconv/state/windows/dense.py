@@ -21,7 +21,7 @@ class VerifyWindows:
     """For every layer, row and draft token, the K-1 inputs that end at that token.
 
     The base of the other layouts, which keep the same in less. A backend with kernels of its own
-    reads and writes :attr:`layers`; :meth:`keep` and :meth:`window_after` do so in plain torch, on
+    reads and writes :attr:`layers`; :meth:`store` and :meth:`window_after` do so in plain torch, on
     any device.
 
     Attributes:
@@ -171,14 +171,14 @@ class VerifyWindows:
             layer = layer.transpose(2, 3)
         return self._channels(layer, layer_id, stream)
 
-    def keep_paths(self, taps: Tensor) -> None:
-        """Note which inputs each node of a tree step reads. In graph; before :meth:`keep`.
+    def store_paths(self, taps: Tensor) -> None:
+        """Note which inputs each node of a tree step reads. In graph; before :meth:`store`.
 
         Args:
             taps: ``[B, dtn, K]`` int64 of :func:`sconv.plugin.ancestor_taps`.
         """
 
-    def keep(self, layer_id: int, stream: str, inputs: Tensor, taps: Tensor | None) -> None:
+    def store(self, layer_id: int, stream: str, inputs: Tensor, taps: Tensor | None) -> None:
         """Keep what the window after any token of a verify step takes. In graph.
 
         Args:

@@ -61,13 +61,13 @@ class InputWindows(VerifyWindows):
         """Return one stream's inputs: a view ``[rows, dtn, D]``."""
         return self._channels(self.layers[layer_id], layer_id, stream)
 
-    def keep_paths(self, taps: Tensor) -> None:
-        """See :meth:`VerifyWindows.keep_paths`."""
+    def store_paths(self, taps: Tensor) -> None:
+        """See :meth:`VerifyWindows.store_paths`."""
         assert self.paths is not None
         self.paths[: taps.shape[0], : taps.shape[1]].copy_(taps[:, :, 1:])
 
-    def keep(self, layer_id: int, stream: str, inputs: Tensor, taps: Tensor | None) -> None:
-        """See :meth:`VerifyWindows.keep`."""
+    def store(self, layer_id: int, stream: str, inputs: Tensor, taps: Tensor | None) -> None:
+        """See :meth:`VerifyWindows.store`."""
         tokens = inputs[:, self._spec.window_size :]
         self.stream(layer_id, stream)[: tokens.shape[0], : tokens.shape[1]].copy_(tokens)
 
