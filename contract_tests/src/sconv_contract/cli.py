@@ -9,6 +9,9 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from sconv.cli.terminal import CommandParser
+from sconv.messages import one_line, one_line_error
+
 from .behaviour import hardware, simulated
 from .behaviour.command import run_behaviour
 from .behaviour.rules import BEHAVIOUR
@@ -39,6 +42,8 @@ def verify(argv: Sequence[str]) -> int:
         if options.tree is not None:
             if options.hook is None:
                 command.error("--tree needs --hook NAME")
+            if not options.hook.isidentifier():
+                command.error(f"--hook {options.hook!r} is no method's name")
             return _tree(options)
         if options.simulated is not None and (options.on_hardware or options.behaviour is None):
             command.error("--simulated goes with --behaviour NAME, and not with --on-hardware")
@@ -52,9 +57,11 @@ def verify(argv: Sequence[str]) -> int:
             command.error("name a folder, a distribution or an entry point")
         return _static(options)
     except TargetError as exc:
-        print(f"sconv verify: {exc}", file=sys.stderr)
+        print(f"sconv verify: {one_line(str(exc))}", file=sys.stderr)
     except BrokenPipeError:
         raise  # whoever reads has what was wanted
+    except OSError as exc:
+        print(f"sconv verify: {one_line_error(exc)}", file=sys.stderr)
     except Exception:
         # Python's own exit code for it is 1, which says that there are findings.
         traceback.print_exc()
@@ -64,7 +71,7 @@ def verify(argv: Sequence[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return what reads the command's line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="sconv verify",
         description="Check that a plugin keeps the contract. Its source is read, never imported, so"
         " neither torch nor the hardware is needed.",
@@ -112,7 +119,7 @@ def _static(options: argparse.Namespace) -> int:
         target,
         rules=rules,
         expectations=read_expectations(target.pyproject),
-        search_paths=[Path(path).resolve() for path in options.search_path],
+        search_paths=[Path(os.path.realpath(path)) for path in options.search_path],
         strict=options.strict,
     )
     _write(FORMATS[_format(options)](report), options.output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -52,6 +53,8 @@ class Modules:
     def compiled(self, name: str) -> bool:
         """Whether a module is there as machine code alone, which nobody can read."""
         parent, _, last = name.rpartition(".")
+        if not last.isidentifier():
+            return False  # from an entry point: "../../etc/passwd" is not a module's name
         folders = [self._folder(parent)] if parent else self.roots
         return any(
             file.suffix in _COMPILED and file.name.partition(".")[0] == last
@@ -110,6 +113,7 @@ def is_opaque(path: str) -> bool:
 def _module_in(folder: Path, name: str) -> Path | None:
     package = folder / name
     for path in (package / "__init__.py", folder / f"{name}.py"):
-        if path.is_file():
+        # os.path has an answer for a name that is too long for a path, too.
+        if os.path.isfile(path):
             return path
-    return package if package.is_dir() else None
+    return package if os.path.isdir(package) else None

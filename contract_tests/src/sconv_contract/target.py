@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -40,8 +41,12 @@ class EntryPoint:
 
     @property
     def package(self) -> str:
-        """The top-level package of its module."""
-        return self.value.partition(":")[0].strip().partition(".")[0]
+        """The top-level package of its module, or "" if its value is no reference.
+
+        It becomes part of a path, so that ``/etc/passwd:plugin`` must not pass.
+        """
+        module = self.value.partition(":")[0].strip()
+        return module.partition(".")[0] if _dotted(module) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,10 @@ class Target:
     unread: Path | None = None
 
 
+def _dotted(module: str) -> bool:
+    return all(part.isidentifier() for part in module.split("."))
+
+
 def locate(name: str) -> Target:
     """Return the target that a folder, a distribution or an entry point names.
 
@@ -78,9 +87,10 @@ def locate(name: str) -> Target:
         TargetError: It names none of them, or nothing that has source.
     """
     folder = Path(name)
-    if folder.is_dir():
+    # os.path has an answer for any text, also for one that is too long for a path.
+    if os.path.isdir(name):
         return _of_folder(name, folder.resolve())
-    if folder.suffix == ".py" and folder.is_file():
+    if folder.suffix == ".py" and os.path.isfile(name):
         path = folder.resolve()
         return Target(name, path.parent, [path.parent], [path], [], declares=False)
     known = [entry for entry in entries(GROUP) if entry.name == name]
@@ -152,7 +162,7 @@ def _layout(folder: Path, names: Sequence[str]) -> tuple[list[Path], list[Path]]
     """Return import roots and packages: src/ if there is one, else wherever the packages lie."""
     roots = [root for root in (folder / "src", folder / "python", folder) if root.is_dir()]
     packages: list[Path] = []
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys(filter(None, names)):
         place = next((found for root in roots if (found := _package(root, name))), None)
         if place is None:
             place = next((path for path in _search(folder, name)), None)
@@ -166,10 +176,10 @@ def _layout(folder: Path, names: Sequence[str]) -> tuple[list[Path], list[Path]]
 
 
 def _package(root: Path, name: str) -> Path | None:
-    if (root / name).is_dir():
+    if os.path.isdir(root / name):
         return root / name
     module = root / f"{name}.py"
-    return module if module.is_file() else None
+    return module if os.path.isfile(module) else None
 
 
 def _search(folder: Path, name: str) -> Iterator[Path]:

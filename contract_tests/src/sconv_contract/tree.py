@@ -8,6 +8,7 @@ engine takes seconds. Nothing is left out: neither folders named after hardware,
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,7 @@ def scan_tree(root: Path, hook: str) -> Report:
     Raises:
         TargetError: There is no such folder, or no class in it defines the hook.
     """
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise TargetError(f"{root} is no folder")
     definitions: list[_Definition] = []
     calls: list[Call] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from ..errors import PluginError
 from ..messages import one_line
 from . import plugin_process
 from .plugin_process import PluginProcess
+from .terminal import CommandParser
 
 __all__ = ["report_backends"]
 
@@ -26,7 +26,7 @@ _DEVICES: Final = {"/dev/nvidia0": "cuda", "/dev/davinci0": "ascend"}
 
 def report_backends(argv: list[str]) -> int:
     """Run ``sconv backends``: 0, whatever the plugins do."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="sconv backends",
         description="List the installed backends, best first, and say which one would be used.",
         epilog=f"{ENVIRONMENT}=NAME chooses one.",

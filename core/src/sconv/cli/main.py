@@ -16,7 +16,7 @@ from ..discovery.installed import Entry, entries, import_attribute
 from ..discovery.torch_failure import torch_failure
 from ..errors import PluginError, SconvError, TorchUnavailableError
 from ..messages import did_you_mean, one_line, one_line_error
-from .terminal import discard_output, flush_output, prepare_output
+from .terminal import CommandParser, discard_output, flush_output, prepare_output
 
 __all__ = ["COMMANDS", "main"]
 
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(argv: list[str]) -> int:
     offered = [entry for entry in entries(COMMANDS) if entry.name not in _OWN]
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="sconv",
         description="Short-convolution state for hybrid LLM inference.",
         epilog=_command_list(offered),

@@ -12,6 +12,7 @@ from ..engine.planning import LayoutPlan, Plan, parse_bytes, plan
 from ..errors import SpecError
 from ..state.spec import StateSpec, Stream
 from ..state.windows import LAYOUTS, choose_layout
+from .terminal import CommandParser
 
 __all__ = ["report"]
 
@@ -47,7 +48,7 @@ def report(argv: list[str]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="sconv plan",
         description="Say how many requests fit in a memory, for each layout of the verify windows.",
         epilog="Sizes are of one tensor-parallel rank.",

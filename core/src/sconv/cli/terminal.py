@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import sys
 from contextlib import suppress
+from typing import NoReturn
 
 from ..errors import SconvError
+from ..messages import one_line
 
-__all__ = ["discard_output", "flush_output", "prepare_output"]
+__all__ = ["CommandParser", "discard_output", "flush_output", "prepare_output"]
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose complaint is one line, in which what is not printable is escaped."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the message, and leave with exit code 2."""
+        super().error(one_line(message))
 
 
 def prepare_output() -> None:

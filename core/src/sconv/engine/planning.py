@@ -197,4 +197,7 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
     if match is None or match[2] not in _UNITS:
         raise SpecError(f"{text!r} is no size: expected a number of bytes, or for example '4GiB'")
-    return int(float(match[1]) * _UNITS[match[2]])
+    size = float(match[1]) * _UNITS[match[2]]
+    if size >= 2**63:
+        raise SpecError(f"{text[:40]!r} is more than any memory: expected less than 8 EiB")
+    return int(size)
