@@ -8,7 +8,15 @@ import pytest
 import sconv
 import sconv.plugin
 
-NEEDS_TORCH = ["StateSpec", "Stream", "ForwardBatch", "ForwardMode", "ConvStatePool", "Backend"]
+NEEDS_TORCH = [
+    "StateSpec",
+    "Stream",
+    "ForwardBatch",
+    "ForwardMode",
+    "ConvStatePool",
+    "ExportedState",
+    "Backend",
+]
 NEEDS_TORCH += ["ShortConvMetadata", "load_backend", "nn", "reference"]
 NEEDS_TORCH += ["plan", "Plan", "LayoutPlan", "CapturedStep", "capture", "has_graphs"]
 NEEDS_TORCH += ["FullAttentionBackend", "HybridBackend", "wrap_for_draft_extend", "WindowLayout"]

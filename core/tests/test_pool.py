@@ -206,11 +206,20 @@ def test_ids_come_in_any_form(ids: Any) -> None:
         (torch.tensor([[1]]), r"got a torch.int64 tensor of shape \[1, 1\]"),
         (torch.tensor([True]), "got a torch.bool tensor"),
         ([1.0], r"got \[1.0\]; expected an id, a sequence of ids or a tensor"),
+        ([True], "got \\[True\\]; expected an id"),
+        (True, "got True; expected an id"),
+        (b"\x01", "got b'.*'; expected an id"),
+        (bytearray(b"\x01"), "expected an id"),
+        ({1: 2}, "got {1: 2}; expected an id"),
+        ({1, 2}, "got {1, 2}; expected an id"),
+        ([torch.tensor(True)], "expected an id"),
+        (torch.tensor([1]).to_sparse(), "a tensor that has the layout sparse_coo"),
+        (torch.tensor([1], device="meta"), "a tensor on meta, without values"),
         (None, "got None; expected an id"),
         (1.5, "got 1.5; expected an id"),
     ],
 )
-def test_ids_are_ints(ids: Any, message: str) -> None:
+def test_type_1_ids_are_ints(ids: Any, message: str) -> None:
     pool = make()
     with pytest.raises(SlotError, match=message):
         pool.free(ids)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sconv import ConvStatePool, SlotError, SpecError, StateSpec, Stream
+from sconv import BatchError, ConvStatePool, SlotError, SpecError, StateSpec, Stream
 from sconv.errors import GraphBufferError, PoolError
 from sconv.testing.harness import assert_same_bits
 
@@ -118,7 +118,7 @@ def test_the_axis_is_declared_and_not_guessed() -> None:
         assert tuple(pool.conv(0, "b").shape) == ((9, 3, 2) if axis == "time" else (9, 2, 3))
 
 
-def test_state_is_bound_late_and_once() -> None:
+def test_state_is_bound_late() -> None:
     pool = ConvStatePool.adopt(spec(), device="cpu")
     for use in (
         lambda: pool.num_rows,
@@ -131,8 +131,6 @@ def test_state_is_bound_late_and_once() -> None:
     stacked = torch.zeros(2, 9, 3, DIM)
     pool.bind(stacked)
     assert pool.layers[1].data_ptr() == stacked[1].data_ptr()
-    with pytest.raises(PoolError, match="only an adopted, unbound pool is bound"):
-        pool.bind(stacked)
 
 
 def test_the_engine_hands_out_its_own_slots() -> None:
@@ -204,6 +202,50 @@ def test_ids_become_rows_of_the_pool(
     assert pool.translate_(tensor) is tensor
     assert (tuple(tensor.tolist()), tensor.dtype) == (expected, dtype)
     assert pool.translates_on_host is callable(translate)
+
+
+@pytest.mark.parametrize("slot", [2**40, 2**31, 9, 0, -2])
+def test_type_1_an_engines_slot_is_one_of_its_rows(slot: int) -> None:
+    pool = ConvStatePool.adopt(spec(), torch.zeros(2, 9, 3, DIM))
+    pool.assign(2, 8)
+    with pytest.raises(SlotError, match=rf"assign: slot {slot} is outside 1\.\.8"):
+        pool.assign([2, 4], [-1, slot])
+    assert pool.req_to_slot.tolist() == [0, -1, 8, -1, -1]
+
+
+def test_type_1_an_engines_virtual_slot_is_one_of_its_table() -> None:
+    state = torch.zeros(2, 9, 3, DIM)
+    pool = ConvStatePool.adopt(spec(), state, virtual_to_physical=TABLE)
+    pool.assign([1, 2], [0, 5])
+    with pytest.raises(SlotError, match=r"slot 6 is outside 0\.\.5"):
+        pool.assign(3, 6)
+    anywhere = ConvStatePool.adopt(spec(), state, virtual_to_physical=lambda known: known)
+    anywhere.assign(1, 10**6)
+    with pytest.raises(SlotError, match=r"outside 0\.\.2147483647"):
+        anywhere.assign(2, 2**31)
+    null = ConvStatePool.adopt(spec(), state, null_slots=(-1, 0))
+    null.assign([1, 2], [0, -1])
+
+
+ANSWERS: dict[str, Any] = {
+    "floats": lambda known: known.float(),
+    "another shape": lambda known: known[:1],
+    "a list": lambda known: known.tolist(),
+    "nothing": lambda known: None,
+    "another device": lambda known: known.to("meta"),
+    "sparse": lambda known: known.to_sparse(),
+}
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+def test_type_1_a_translation_gives_a_row_for_each_id(case: str) -> None:
+    pool = ConvStatePool.adopt(
+        spec(), torch.zeros(2, 9, 3, DIM), virtual_to_physical=ANSWERS[case], null_slots=(-1, 0)
+    )
+    given = ids(3, 0, -1)
+    with pytest.raises(BatchError, match=r"virtual_to_physical returned .*: expected an int32 or"):
+        pool.translate_(given)
+    assert given.tolist() == [3, 0, -1]
 
 
 def test_a_translation_never_sees_a_negative_id() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sconv
-from sconv import ConvStatePool, SconvError, StateSpec, Stream
+from sconv import ConvStatePool, ExportedState, SconvError, StateSpec, Stream
 from sconv.engine.nn import ShortConvolution
 from sconv.step.conv_checks import check_conv
 from sconv.torch_backend.backend import TorchBackend
@@ -98,8 +98,15 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: adopt(virtual_to_physical=torch.zeros(2)),
         r"virtual_to_physical is torch.float32 of shape \[2\]: expected",
     ),
-    "nothing restored": (lambda: restored(None), r"data is None: expected one tensor per layer"),
-    "lists restored": (lambda: restored([[], []]), r"layer 0 is a list: expected a tensor"),
+    "nothing restored": (lambda: restored(None), r"data is None: expected the sconv.ExportedState"),
+    "bare layers restored": (
+        lambda: restored([LAYERS[0, :1], LAYERS[1, :1]]),
+        r"data is a list: expected the sconv.ExportedState",
+    ),
+    "lists restored": (
+        lambda: restored(ExportedState(SPEC.fingerprint, [[], []])),  # type: ignore[list-item]
+        r"layer 0 is a list: expected a tensor",
+    ),
     "a module of no size": (lambda: module(hidden_size=None), r"hidden_size=None: expected an int"),
     "a module of half a kernel": (lambda: module(kernel_size=2.5), r"kernel_size=2.5: expected an"),
     "a rank in a string": (lambda: module(tp_rank="0"), r"tp_rank='0': expected an int"),

@@ -122,6 +122,7 @@ if TYPE_CHECKING:
     from .hookspecs import (
         hookimpl as hookimpl,
     )
+    from .state.exported import ExportedState as ExportedState
     from .state.pool import ConvStatePool as ConvStatePool
     from .state.spec import (
         StateSpec as StateSpec,
@@ -186,6 +187,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "TorchUnavailableError",
     ),
     "hookspecs": ("CONTRACT_VERSION", "hookimpl"),
+    "state.exported": ("ExportedState",),
     "state.pool": ("ConvStatePool",),
     "state.spec": ("StateSpec", "Stream", "WindowLayout"),
     "step.batch": ("ForwardBatch", "ForwardMode"),

@@ -13,6 +13,7 @@ from sconv import (
     Backend,
     BatchError,
     ConvStatePool,
+    ExportedState,
     ForwardBatch,
     GraphBufferError,
     MetadataError,
@@ -407,7 +408,10 @@ SLOTS: dict[str, tuple[Callable[[ConvStatePool], object], type[Exception], str]]
         r"restore: slot 6",
     ),
     "restoring another dtype": (
-        lambda pool: pool.restore(2, [part.half() for part in pool.export(3)]),
+        lambda pool: pool.restore(
+            2,
+            ExportedState(pool.spec.fingerprint, [part.half() for part in pool.export(3)]),
+        ),
         SlotError,
         r"restore: layer 0 is \[1, 3, 10\] torch.float16",
     ),

@@ -8,6 +8,7 @@ call, as a graph does, with no Python in between.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -385,8 +386,8 @@ def test_track_7_an_export_has_every_layer_and_a_part_of_it_is_a_miss() -> None:
     before = [layer.clone() for layer in pool.layers]
     for part in range(3):
         with pytest.raises(SlotError, match="restore: 2 tensors for 3 layers"):
-            pool.restore(1, saved[:part] + saved[part + 1 :])
+            pool.restore(1, replace(saved, layers=[*saved][:part] + [*saved][part + 1 :]))
     with pytest.raises(SlotError, match=r"restore: layer 0 is \[1, 3, 5\]"):
-        pool.restore(1, [saved[1], saved[0], saved[2]])
+        pool.restore(1, replace(saved, layers=[saved[1], saved[0], saved[2]]))
     for layer, old in zip(pool.layers, before, strict=True):
         assert_same_bits(layer, old, "state after a refused restore")

@@ -16,6 +16,7 @@ from sconv import (
     Backend,
     BatchError,
     ConvStatePool,
+    ExportedState,
     ForwardBatch,
     ForwardMode,
     SlotError,
@@ -252,9 +253,9 @@ def test_slot_4_a_failed_restore_leaves_no_slot_behind() -> None:
     assert slots.tolist() == [2]
     before = [layer.clone() for layer in pool.layers]
     with pytest.raises(SlotError, match="restore: 1 tensors for 2 layers"):
-        pool.restore(slots, exported[:1])
+        pool.restore(slots, ExportedState(pool.spec.fingerprint, exported[:1]))
     with pytest.raises(SlotError, match=r"restore: layer 1 is \[1, 2, 1\]"):
-        pool.restore(slots, [exported[0], exported[1][:, :2]])
+        pool.restore(slots, ExportedState(pool.spec.fingerprint, [exported[0], exported[1][:, :2]]))
     for old, layer in zip(before, pool.layers, strict=True):
         assert_same_bits(layer, old, "state after a refused restore")
     pool.free(slots)

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from ..errors import SpecError
 from ..messages import kind_of
+from .overlap import first_overlap, overlaps_itself
 from .spec import StateSpec
+from .tensor_memory import memory_fault
 
 __all__ = ["LayerTensors"]
 
@@ -56,8 +58,12 @@ class LayerTensors:
         Raises:
             SpecError: The message says which tensor differs, and in what.
         """
-        if not isinstance(layers, Sequence) and not (isinstance(layers, Tensor) and layers.dim()):
+        if not isinstance(layers, Sequence) and not (
+            isinstance(layers, Tensor) and (memory_fault(layers) or layers.dim())
+        ):
             raise SpecError(f"adopt: layers is {layers!r}: expected one tensor, or one per layer")
+        if isinstance(layers, Tensor) and (fault := memory_fault(layers)):
+            raise SpecError(f"adopt: layers {fault}")
         stacked = layers if isinstance(layers, Tensor) else None
         tensors = list(layers.unbind(0)) if isinstance(layers, Tensor) else list(layers)
         if len(tensors) != spec.num_layers:
@@ -73,6 +79,18 @@ class LayerTensors:
                     f"{tensors[0].shape[0]}: a slot is one row of every layer"
                 )
         windows = tuple(_end(tensor, axis, spec.window_size) for tensor in tensors)
+        for number, window in enumerate(windows):
+            if overlaps_itself(window.shape, window.stride()):
+                raise SpecError(
+                    f"adopt: layer {number} has shape {list(window.shape)} and strides "
+                    f"{list(window.stride())}, so that slots share memory: a step of one would "
+                    "change another"
+                )
+        if shared := first_overlap(windows):
+            raise SpecError(
+                f"adopt: layers {shared[0]} and {shared[1]} share memory: a step of one layer "
+                "would change the other"
+            )
         if stacked is not None:
             stacked = _end(stacked, axis + 1, spec.window_size)
         return cls(windows, stacked, _nbytes(tensors))
@@ -82,6 +100,10 @@ def _check(spec: StateSpec, number: int, tensor: Tensor, axis: int, device: torc
     where = f"adopt: layer {number}"
     if not isinstance(tensor, Tensor):
         raise SpecError(f"{where} is {kind_of(tensor)}: expected a tensor")
+    if fault := memory_fault(tensor):
+        raise SpecError(f"{where} {fault}")
+    if tensor.requires_grad:
+        raise SpecError(f"{where} requires grad: the state changes in place, so detach it")
     if tensor.dtype != spec.dtype:
         raise SpecError(f"{where} is {tensor.dtype}, the spec says {spec.dtype}")
     if tensor.device != device:

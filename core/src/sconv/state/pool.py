@@ -8,22 +8,28 @@ it is never handed out, and its content means nothing.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+import reprlib
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
 
-from ..errors import PoolError, SlotError, SpecError
+from ..errors import BatchError, PoolError, SlotError, SpecError
 from ..messages import kind_of
+from .exported import ExportedState
 from .layer_tensors import LayerTensors
+from .overlap import first_overlap
 from .slots import SlotAllocator
-from .spec import StateSpec, check_is_spec
+from .spec import MOST_SLOTS, StateSpec, check_is_spec
+from .tensor_memory import memory_fault
 from .windows import VerifyWindows, make_windows
 
 __all__ = ["ConvStatePool", "SlotIds"]
 
 SlotIds: TypeAlias = int | Sequence[int] | Tensor
+
+_INDEX: Final = (torch.int32, torch.int64)
 
 
 class ConvStatePool:
@@ -54,7 +60,7 @@ class ConvStatePool:
         check_is_spec(spec)
         self.spec = spec
         try:
-            self.null_slots = tuple(sorted({operator.index(slot) for slot in null_slots}))
+            self.null_slots = tuple(sorted({_index_of(slot) for slot in null_slots}))
         except TypeError:
             raise SpecError(
                 f"null_slots is {null_slots!r}: expected the slot ids that mean none, for example "
@@ -65,7 +71,18 @@ class ConvStatePool:
                 f"null_slots holds {self.null_slots[-1]}: expected 0 or negative ids, since a "
                 "positive one is a request's"
             )
+        if self.null_slots and self.null_slots[0] < -MOST_SLOTS:
+            raise SpecError(
+                f"null_slots holds {self.null_slots[0]}: expected {-MOST_SLOTS} or more, since "
+                "slots are int32"
+            )
         _check_translation(virtual_to_physical)
+        try:
+            device = torch.device(device)
+        except (RuntimeError, TypeError):
+            raise SpecError(
+                f"device is {device!r}: expected a torch.device, or its name such as 'cpu'"
+            ) from None
         self.virtual_to_physical = virtual_to_physical
         self._slots = None if adopted else SlotAllocator(spec.num_slots)
         # A tensor made under inference mode could not be written outside of it later.
@@ -77,8 +94,15 @@ class ConvStatePool:
             self.device = self.req_to_slot.device
             self.req_to_slot[0] = 0
             self._layers = layers if adopted else LayerTensors.allocate(spec, self.device)
+        if isinstance(virtual_to_physical, Tensor) and virtual_to_physical.device != self.device:
+            raise SpecError(
+                f"virtual_to_physical is on {virtual_to_physical.device}, the state on "
+                f"{self.device}: a step looks rows up where the state is"
+            )
         self._windows = windows
         self._windows_given = windows is not None
+        self._caches: list[dict[Any, Any]] = []
+        self._recorded: set[str] = set()
 
     @classmethod
     def adopt(
@@ -99,11 +123,13 @@ class ConvStatePool:
         Args:
             spec: The shape of the state. A slot may be wider than K-1: the window is its end.
             layers: One tensor ``[L, rows, ...]``, or one ``[rows, ...]`` per layer, in the spec's
-                window axis, any strides with a unit stride on the last axis. None = bind later.
+                window axis, any strides with a unit stride on the last axis; no two places share
+                memory. None = bind later.
             device: Where the tensors lie; only needed when they are bound later. An accelerator
                 without an index means its current one.
-            windows: One dense verify buffer ``[rows, dtn, ...]`` per layer; None = the backend
-                allocates them, in the layout it chooses.
+            windows: One dense verify buffer ``[rows, dtn, ...]`` per layer, whose windows may slide
+                over shared columns where the spec has chains alone; None = the backend allocates
+                them, in the layout it chooses.
             null_slots: Ids that mean "no slot": ``(-1,)``, ``(0,)`` or ``(-1, 0)``. Row 0 is never
                 a request's either way.
             virtual_to_physical: See the class.
@@ -116,26 +142,82 @@ class ConvStatePool:
         if layers is not None:
             bound = LayerTensors.adopt(spec, layers)
             device = bound.tensors[0].device
+        kept = None if windows is None else VerifyWindows.adopt(spec, windows)
+        if kept is not None:
+            _check_windows_apart(kept, bound, device)
         return cls(
             spec,
             device if device is not None else "cpu",
             layers=bound,
-            windows=None if windows is None else VerifyWindows.adopt(spec, windows),
+            windows=kept,
             null_slots=null_slots,
             virtual_to_physical=virtual_to_physical,
             adopted=True,
         )
 
-    def bind(self, layers: Tensor | Sequence[Tensor]) -> None:
-        """Bind the tensors of an adopted pool, once, before its first step.
+    def bind(self, layers: Tensor | Sequence[Tensor], *, recapture: bool = False) -> None:
+        """Bind the tensors of an adopted pool: before its first step, or anew between two steps.
+
+        A captured graph reads and writes the memory that was bound when it was captured. So once a
+        step was recorded the caller says that its graphs, those of commits too, are captured again.
+
+        Args:
+            layers: As in :meth:`adopt`.
+            recapture: All graphs will be captured again before their next replay.
 
         Raises:
-            PoolError: The pool owns its state or is bound already.
-            SpecError: A tensor does not fit the spec.
+            PoolError: The pool owns its state, or steps were recorded and ``recapture`` is False;
+                the message names them. What is bound stays bound.
+            SpecError: A tensor does not fit the spec; what is bound stays bound.
         """
-        if self._layers is not None:
-            raise PoolError("bind: this pool has its state; only an adopted, unbound pool is bound")
-        self._layers = LayerTensors.adopt(self.spec, layers, device=self.device)
+        self._check_adopted("bind")
+        if self._recorded and not recapture:
+            raise PoolError(
+                f"bind: graphs may hold recorded steps ({', '.join(sorted(self._recorded))}) and "
+                "their commits, which would go on with the memory that was bound before: capture "
+                "them all again, and say so with bind(layers, recapture=True)"
+            )
+        bound = LayerTensors.adopt(self.spec, layers, device=self.device)
+        if self._windows is not None and self._windows.adopted:
+            _check_windows_apart(self._windows, bound, self.device)
+        self._rebind(bound)
+        self._recorded.clear()
+
+    def release(self) -> None:
+        """Let go of an adopted pool's tensors between two steps, as when an engine sleeps.
+
+        Until the next :meth:`bind` no step can be prepared. Request rows keep their slots.
+
+        Raises:
+            PoolError: The pool owns its state.
+        """
+        self._check_adopted("release")
+        self._rebind(None)
+
+    def _rebind(self, layers: LayerTensors | None) -> None:
+        self._layers = layers
+        for cache in self._caches:
+            cache.clear()
+
+    def _check_adopted(self, what: str) -> None:
+        if not self.adopted:
+            raise PoolError(
+                f"{what}: this pool has its state; only that of an adopted pool is bound and "
+                "released"
+            )
+
+    def new_cache(self) -> dict[Any, Any]:
+        """Return a dictionary for what a backend derives from the state's addresses.
+
+        It is emptied whenever the state is bound anew or released.
+        """
+        cache: dict[Any, Any] = {}
+        self._caches.append(cache)
+        return cache
+
+    def note_recorded(self, step: str) -> None:
+        """Note that a step ran which a graph may have recorded; :meth:`bind` names it."""
+        self._recorded.add(step)
 
     @property
     def layers(self) -> tuple[Tensor, ...]:
@@ -228,20 +310,34 @@ class ConvStatePool:
 
         Args:
             ids: int32 or int64, any shape.
+
+        Raises:
+            SlotError: The ids are not a tensor of integers.
+            BatchError: The function returned something else than a row for each id; the ids are as
+                they were.
         """
+        if not isinstance(ids, Tensor) or ids.dtype not in _INDEX:
+            what = ids.dtype if isinstance(ids, Tensor) else kind_of(ids)
+            raise SlotError(f"translate_: ids are {what}: expected an int32 or int64 tensor")
+        translate = self.virtual_to_physical
+        if translate is not None and not isinstance(translate, Tensor):
+            known = ids.clone()
+            self._mask_nulls(known)
+            physical = _checked_rows(translate(known.clamp(min=0)), known)
+            ids.copy_(torch.where(known < 0, -1, physical))
+            return ids.clamp_(min=-1)
+        self._mask_nulls(ids)
+        if translate is not None:
+            # What is not in the table is masked, not looked up: no sentinel at its end is needed.
+            known = ids.clamp(0, translate.shape[0] - 1)
+            physical = translate.index_select(0, known)
+            ids.copy_(torch.where(known == ids, physical, -1))
+        return ids.clamp_(min=-1)
+
+    def _mask_nulls(self, ids: Tensor) -> None:
         for null in self.null_slots:
             if null != -1:
                 ids.masked_fill_(ids == null, -1)
-        translate = self.virtual_to_physical
-        if translate is not None:
-            # What is not in the table is masked, not looked up: no sentinel at its end is needed.
-            if isinstance(translate, Tensor):
-                known = ids.clamp(0, translate.shape[0] - 1)
-                physical = translate.index_select(0, known)
-                ids.copy_(torch.where(known == ids, physical, -1))
-            else:
-                ids.copy_(torch.where(ids < 0, -1, translate(ids.clamp(min=0))))
-        return ids.clamp_(min=-1)
 
     def alloc(self, n: int) -> Tensor:
         """Hand out ``n`` slots as an int64 host tensor ``[n]``. Host only: no device work.
@@ -274,8 +370,8 @@ class ConvStatePool:
         Out of graph.
 
         Raises:
-            SlotError: A row is outside 1..max_requests or named twice, a slot is not in use, or one
-                slot would belong to two rows; nothing changes.
+            SlotError: A row is outside 1..max_requests or named twice, a slot is not in use or, of
+                an engine's, cannot be one, or one slot would belong to two rows; nothing changes.
         """
         rows, ids = _host_ids("assign", req_rows), _host_ids("assign", slots)
         if len(rows) != len(ids):
@@ -291,8 +387,10 @@ class ConvStatePool:
         named = [slot for slot in ids if slot != -1]
         if self._slots is not None:
             self._slots.check_in_use("assign", named)
-        elif len(set(named)) != len(named):
-            raise SlotError(f"assign: {ids} names a slot twice")
+        else:
+            self._check_engine_slots(named)
+            if len(set(named)) != len(named):
+                raise SlotError(f"assign: {ids} names a slot twice")
         index = torch.tensor(rows, dtype=torch.int64, device=self.device)
         value = torch.tensor(ids, dtype=torch.int32, device=self.device)
         moved = self.req_to_slot.clone().index_copy_(0, index, value)
@@ -352,43 +450,84 @@ class ConvStatePool:
             raise
         return slots
 
-    def export(self, slots: SlotIds) -> list[Tensor]:
+    def export(self, slots: SlotIds) -> ExportedState:
         """Copy windows out, one tensor ``[n, ...]`` per layer, for a host tier or another worker.
 
         Raises:
             SlotError: A slot is not in use, named twice or out of range.
         """
         index = self._index(self._checked("export", slots))
-        return [layer.index_select(0, index) for layer in self.layers]
+        layers = tuple(layer.index_select(0, index) for layer in self.layers)
+        return ExportedState(self.spec.fingerprint, layers)
 
-    def restore(self, slots: SlotIds, data: Sequence[Tensor]) -> None:
-        """Write exported windows into slots. All tensors are checked before the first is written.
+    def restore(self, slots: SlotIds, data: ExportedState) -> None:
+        """Write exported windows into slots. All of them are read before the first is written.
 
         Raises:
-            SlotError: A slot is not usable, or ``data`` is not one fitting tensor per layer: treat
-                it as a miss, nothing was written.
+            SlotError: A slot is not usable, or ``data`` is not the exported state of as many slots
+                of a like pool: treat it as a miss, nothing was written.
         """
         index = self._index(self._checked("restore", slots))
-        if not isinstance(data, Sequence):
-            raise SlotError(f"restore: data is {kind_of(data)}: expected one tensor per layer")
-        if len(data) != len(self.layers):
-            raise SlotError(f"restore: {len(data)} tensors for {len(self.layers)} layers")
-        for number, (layer, value) in enumerate(zip(self.layers, data, strict=True)):
-            expected = (index.shape[0], *layer.shape[1:])
-            if not isinstance(value, Tensor):
-                raise SlotError(f"restore: layer {number} is {kind_of(value)}: expected a tensor")
-            if tuple(value.shape) != expected or value.dtype != layer.dtype:
-                raise SlotError(
-                    f"restore: layer {number} is {list(value.shape)} {value.dtype}, expected "
-                    f"{list(expected)} {layer.dtype}"
-                )
-        for layer, value in zip(self.layers, data, strict=True):
-            layer.index_copy_(0, index, value.to(layer.device))
+        if not isinstance(data, ExportedState):
+            raise SlotError(
+                f"restore: data is {kind_of(data)}: expected the sconv.ExportedState that export() "
+                "returned, or one that was built again from its fingerprint and its layers"
+            )
+        if data.fingerprint != self.spec.fingerprint:
+            raise SlotError(
+                f"restore: the state is of {data.fingerprint!r}, this pool's of "
+                f"{self.spec.fingerprint!r}: prefill instead"
+            )
+        if not isinstance(data.layers, Sequence) or len(data.layers) != len(self.layers):
+            count = len(data.layers) if isinstance(data.layers, Sequence) else "no"
+            raise SlotError(f"restore: {count} tensors for {len(self.layers)} layers")
+        values = [
+            self._restorable(number, index.shape[0], value)
+            for number, value in enumerate(data.layers)
+        ]
+        for layer, value in zip(self.layers, values, strict=True):
+            layer.index_copy_(0, index, value)
+
+    def _restorable(self, number: int, count: int, value: object) -> Tensor:
+        """Return one layer of an exported state as it can be written."""
+        layer = self.layers[number]
+        expected = (count, *layer.shape[1:])
+        if not isinstance(value, Tensor):
+            raise SlotError(f"restore: layer {number} is {kind_of(value)}: expected a tensor")
+        if fault := memory_fault(value):
+            raise SlotError(f"restore: layer {number} {fault}")
+        if tuple(value.shape) != expected or value.dtype != layer.dtype:
+            raise SlotError(
+                f"restore: layer {number} is {list(value.shape)} {value.dtype}, expected "
+                f"{list(expected)} {layer.dtype}"
+            )
+        if value.device.type == "meta" != layer.device.type:
+            raise SlotError(f"restore: layer {number} is on meta, without values")
+        # The state must not hold a caller's autograd graph.
+        moved = value.detach().to(layer.device)
+        # A part of the pool would be read while it is written.
+        return moved.clone() if first_overlap([moved, *self.layers]) else moved
 
     def _allocator(self, what: str) -> SlotAllocator:
         if self._slots is None:
             raise PoolError(f"{what}: ask the engine's allocator, the pool's slots are its own")
         return self._slots
+
+    def _check_engine_slots(self, ids: Sequence[int]) -> None:
+        """Check ids of an engine's allocator that are to be kept in ``req_to_slot``."""
+        table = self.virtual_to_physical
+        last = MOST_SLOTS
+        if isinstance(table, Tensor):
+            last = table.shape[0] - 1
+        elif table is None and self._layers is not None:
+            last = self.num_rows - 1
+        # Without a table, row 0 is the dummy.
+        first = 1 if table is None else 0
+        for slot in ids:
+            if not first <= slot <= last and slot not in self.null_slots:
+                raise SlotError(
+                    f"assign: slot {slot} is outside {first}..{last}: -1 takes a row's slot away"
+                )
 
     def _bound(self) -> LayerTensors:
         if self._layers is None:
@@ -411,11 +550,35 @@ class ConvStatePool:
         return torch.tensor(ids, dtype=torch.int64, device=self.device)
 
 
+def _check_windows_apart(
+    windows: VerifyWindows, bound: LayerTensors | None, device: torch.device | str | None
+) -> None:
+    """Check that an engine's verify windows share no memory with each other or with the state."""
+    if not windows.layers:
+        return
+    where = windows.layers[0].device
+    if device is not None and where.type != torch.device(device).type:
+        raise SpecError(f"windows: layer 0 is on {where}, the state on {device}")
+    count = len(windows.layers)
+    shared = first_overlap([*windows.layers, *(() if bound is None else bound.tensors)])
+    if shared is not None:
+        first, second = (
+            f"the windows of layer {number}" if number < count else f"state layer {number - count}"
+            for number in shared
+        )
+        raise SpecError(f"windows: {first} and {second} share memory")
+
+
 def _check_translation(translation: object) -> None:
     if isinstance(translation, Tensor):
-        if translation.dim() == 1 and translation.dtype in (torch.int32, torch.int64):
-            return
+        fault = memory_fault(translation)
+        if fault is None and translation.dim() == 1 and translation.dtype in _INDEX:
+            if translation.shape[0]:
+                return
+            fault = "is empty"
         what = f"{translation.dtype} of shape {list(translation.shape)}"
+        if fault is not None:
+            what = f"a tensor that {fault}"
     elif translation is None or callable(translation):
         return
     else:
@@ -426,20 +589,59 @@ def _check_translation(translation: object) -> None:
     )
 
 
+def _checked_rows(rows: object, ids: Tensor) -> Tensor:
+    """Check what an allocator's function returned."""
+    if isinstance(rows, Tensor) and memory_fault(rows) is None:
+        if rows.dtype in _INDEX and rows.shape == ids.shape and rows.device == ids.device:
+            return rows
+        what = f"a {rows.dtype} tensor of shape {list(rows.shape)} on {rows.device}"
+    else:
+        what = kind_of(rows)
+    raise BatchError(
+        f"virtual_to_physical returned {what}: expected an int32 or int64 tensor of shape "
+        f"{list(ids.shape)} on {ids.device}, a row for each id"
+    )
+
+
 def _host_ids(what: str, slots: SlotIds) -> list[int]:
     if isinstance(slots, Tensor):
-        if slots.dtype not in (torch.int32, torch.int64) or slots.dim() > 1:
-            raise SlotError(
-                f"{what}: got a {slots.dtype} tensor of shape {list(slots.shape)}; expected int32 "
-                "or int64 ids in one dimension"
-            )
-        return [int(slot) for slot in slots.reshape(-1).tolist()]
-    if isinstance(slots, int) and not isinstance(slots, bool):
-        return [slots]
-    try:
-        ids = list(slots)  # type: ignore[arg-type]
-        return [slot.__index__() for slot in ids]
-    except (TypeError, AttributeError):
-        raise SlotError(
-            f"{what}: got {slots!r}; expected an id, a sequence of ids or a tensor"
-        ) from None
+        return _ids_of_tensor(what, slots)
+    # Text and bytes are sequences of something else, and a set has no order.
+    if not isinstance(slots, str | bytes | bytearray | Mapping | Set):
+        try:
+            return [_index_of(slots)]
+        except TypeError:
+            pass
+        try:
+            return [_index_of(slot) for slot in slots]  # type: ignore[union-attr]
+        except Exception:
+            # Whatever an engine's own container raises, these are no ids.
+            pass
+    raise SlotError(
+        f"{what}: got {reprlib.repr(slots)}; expected an id, a sequence of ids or a tensor"
+    )
+
+
+def _ids_of_tensor(what: str, slots: Tensor) -> list[int]:
+    fault = memory_fault(slots)
+    got = "a tensor that " + fault if fault else f"a {slots.dtype} tensor of shape {[*slots.shape]}"
+    if fault is None and slots.dtype in _INDEX and slots.dim() < 2:
+        if slots.device.type == "meta":
+            got = "a tensor on meta, without values"
+        else:
+            try:
+                return [int(slot) for slot in slots.reshape(-1).tolist()]
+            except RuntimeError as exc:
+                got = f"a tensor that cannot be read ({type(exc).__name__})"
+    raise SlotError(f"{what}: got {got}; expected int32 or int64 ids in one dimension")
+
+
+def _index_of(value: object) -> int:
+    """Return an integer of any type.
+
+    Raises:
+        TypeError: It is a bool, or none.
+    """
+    if isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype is torch.bool):
+        raise TypeError("a bool is not an id")
+    return operator.index(value)  # type: ignore[arg-type]

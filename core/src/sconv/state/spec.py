@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Final, Literal, TypeAlias, get_args
 
 import torch
@@ -189,6 +190,20 @@ class StateSpec:
     def uniform(self) -> bool:
         """Whether all layers have the same total width, so that they stack in one tensor."""
         return len({self.layer_dim(layer) for layer in range(self.num_layers)}) == 1
+
+    @property
+    def fingerprint(self) -> str:
+        """What two states must share for one to be restored as the other, as a line of text.
+
+        Window axis, kernel width, dtype, and the streams of all layers in order with their widths;
+        sizes of a pool, drafts and snapshots do not matter.
+        """
+        dtype = str(self.dtype).removeprefix("torch.")
+        layers = " ".join(
+            f"{len(list(same))}x({', '.join(f'{each.name}={each.dim}' for each in streams)})"
+            for streams, same in groupby(self._layers)
+        )
+        return f"{self.window_axis} K={self.kernel_size} {dtype} {layers}"
 
     def layer_streams(self, layer_id: int) -> tuple[Stream, ...]:
         """Return the streams of one layer, in channel order."""

@@ -32,7 +32,7 @@ def memory_fault(tensor: Tensor) -> str | None:
             return f"has the layout {name}: expected plain memory, see Tensor.to_dense()"
         if tensor.is_nested:
             return "is nested: expected one tensor with the rows packed"
-        if tensor.is_quantized:
+        if getattr(tensor, "is_quantized", False):
             return "is quantised: expected plain numbers, see Tensor.dequantize()"
     except Exception as exc:
         # Of a subclass any attribute may raise anything.

@@ -82,7 +82,7 @@ class TorchBackend(PluginBackend):
         super().__init__(spec=spec, device=device, pool=pool)
         self._ordered = self.device.type == "cpu"
         self._static: Gathers | None = None
-        self._rows: dict[tuple[int, str], StateRows] = {}
+        self._rows: dict[tuple[int, str], StateRows] = self.pool.new_cache()
 
     def _prepare_static(self, buffers: MetadataBuffers) -> None:
         rows, size = buffers.max_bs, self.spec.window_size
@@ -131,7 +131,7 @@ class TorchBackend(PluginBackend):
         meta.plan.gathers = Gathers(static.window[:rows], head, head_target)
 
     def _state(self, layer_id: int, stream: str) -> StateRows:
-        """Return one stream's state; an adopted pool may be bound after the backend was built."""
+        """Return one stream's state; an adopted pool may be bound late, and anew."""
         rows = self._rows.get((layer_id, stream))
         if rows is None:
             state = self.pool.conv(layer_id, stream)

@@ -173,6 +173,7 @@ class PluginBackend:
                 "init_forward_metadata_out_graph first"
             )
         meta = buffers.step(forward_batch, tokens, padded=True, plan=self._new_plan())
+        self.pool.note_recorded(f"{meta.forward_mode.value} of {meta.batch_size} rows")
         self._fill(meta, forward_batch, buffers)
         self.forward_metadata = meta
 

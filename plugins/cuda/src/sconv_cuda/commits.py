@@ -25,12 +25,14 @@ class _Table:
     """Where all layers lie, on the device.
 
     Attributes:
+        states: The state that it was made for.
         windows: The verify windows that it was made for.
         entries: ``[L, TABLE_COLUMNS]`` int64.
         vec: VECTOR where all accesses can be vectors, else 1.
         widest: Channels of the widest layer.
     """
 
+    states: tuple[Tensor, ...]
     windows: tuple[Tensor, ...]
     entries: Tensor
     vec: int
@@ -49,9 +51,14 @@ class Commits:
 
     def prepare(self) -> _Table:
         """Build the table of layers, unless the one that exists is still right. Out of graph."""
-        if self._table is None or self._table.windows is not self.pool.windows.layers:
-            self._table = _build_table(self.spec, self.pool)
-        return self._table
+        table = self._table
+        if (
+            table is None
+            or table.states is not self.pool.layers
+            or table.windows is not self.pool.windows.layers
+        ):
+            table = self._table = _build_table(self.spec, self.pool)
+        return table
 
     def run(
         self,
@@ -176,6 +183,7 @@ def _build_table(spec: StateSpec, pool: ConvStatePool) -> _Table:
     entries = torch.tensor(rows, dtype=torch.int64)
     entries[:, counted] //= vec
     return _Table(
+        states=states,
         windows=pool.windows.layers,
         entries=entries.to(pool.device),
         vec=vec,

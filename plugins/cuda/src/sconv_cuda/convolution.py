@@ -115,7 +115,7 @@ class Convolutions:
         self._time = spec.window_axis == "time"
         self._narrow = spec.kernel_size <= 4
         self._step: _Step | None = None
-        self._layers: dict[tuple[int, tuple[str, ...]], Layer] = {}
+        self._layers: dict[tuple[int, tuple[str, ...]], Layer] = pool.new_cache()
         self._compiled: dict[tuple[Any, ...], dict[tuple[Any, ...], Compiled]] = {}
         self._kept: dict[int, _Kept] = {}
         self._kept_in: tuple[Tensor, ...] | None = None

@@ -12,7 +12,9 @@ from torch import Tensor
 from ...errors import GraphBufferError, SpecError
 from ...messages import kind_of
 from ..indexing import node_places, select_nodes
+from ..overlap import overlaps_itself
 from ..spec import StateSpec, WindowLayout
+from ..tensor_memory import memory_fault
 
 __all__ = ["VerifyWindows"]
 
@@ -48,8 +50,12 @@ class VerifyWindows:
     def adopt(cls, spec: StateSpec, layers: Sequence[Tensor]) -> VerifyWindows:
         """Use an engine's dense windows, one tensor per layer, any strides.
 
+        The windows of a row may slide over shared columns, with one stride from token to token and
+        from column to column: they can then hold chains alone.
+
         Raises:
-            SpecError: A tensor does not fit the spec, or this layout is not dense.
+            SpecError: A tensor does not fit the spec, shares memory in another way, or this layout
+                is not dense.
         """
         if cls.layout != "dense":
             raise SpecError("windows: only dense verify windows can be adopted")
@@ -66,12 +72,24 @@ class VerifyWindows:
             tail = cls.row_shape(spec, number)
             if not isinstance(layer, Tensor):
                 raise SpecError(f"windows: layer {number} is {kind_of(layer)}: expected a tensor")
+            if fault := memory_fault(layer):
+                raise SpecError(f"windows: layer {number} {fault}")
+            if layer.requires_grad:
+                raise SpecError(
+                    f"windows: layer {number} requires grad: it is written in place, so detach it"
+                )
             if layer.dtype != spec.dtype or layer.dim() != 4 or tuple(layer.shape[1:]) != tail:
                 raise SpecError(
                     f"windows: layer {number} is {list(layer.shape)} {layer.dtype}, expected "
                     f"[rows, {', '.join(map(str, tail))}] {spec.dtype}"
                 )
-        windows = cls.__new__(cls)
+            if layer.device != layers[0].device:
+                raise SpecError(
+                    f"windows: layer {number} is on {layer.device}, layer 0 on {layers[0].device}"
+                )
+        slides = [_check_apart(spec, number, layer) for number, layer in enumerate(layers)]
+        kind = _SlidingWindows if any(slides) else cls
+        windows = kind.__new__(kind)
         windows._spec, windows._device, windows._adopted = spec, layers[0].device, True
         windows.layers = tuple(layers)
         windows.rows = min(layer.shape[0] for layer in layers)
@@ -219,3 +237,39 @@ class VerifyWindows:
         """Narrow a view with D last to one stream."""
         part = self._spec.stream_slice(layer_id, stream)
         return layer.narrow(-1, part.start, part.dim)
+
+
+class _SlidingWindows(VerifyWindows):
+    """An engine's dense windows whose columns are shared, as those of :class:`DedupWindows` are."""
+
+    takes_trees: ClassVar[bool] = False
+
+
+def _check_apart(spec: StateSpec, number: int, layer: Tensor) -> bool:
+    """Whether the windows of a row slide over shared columns.
+
+    Raises:
+        SpecError: Memory is shared otherwise, or it slides and the spec has trees.
+    """
+    if not overlaps_itself(layer.shape, layer.stride()):
+        return False
+    rows, tokens = layer.shape[:2]
+    row, step = layer.stride()[:2]
+    column = 2 if spec.window_axis == "time" else 3
+    channel = 5 - column
+    # The columns that the windows of a row are cut from, each once.
+    shape = (rows, tokens + spec.window_size - 1, layer.shape[channel])
+    strides = (row, step, layer.stride(channel))
+    if step != layer.stride(column) or overlaps_itself(shape, strides):
+        raise SpecError(
+            f"windows: layer {number} has shape {list(layer.shape)} and strides "
+            f"{list(layer.stride())}, so that windows share memory: expected each on its own, or "
+            "windows of a row that slide by one column per token"
+        )
+    if spec.draft_topk > 1:
+        raise SpecError(
+            f"windows: layer {number} slides over shared columns, and draft_topk="
+            f"{spec.draft_topk} asks for trees, whose windows would need different values in one "
+            "column: adopt windows of their own, or use draft_topk=1"
+        )
+    return True
