@@ -18,7 +18,15 @@ NEEDS_TORCH = [
     "Backend",
 ]
 NEEDS_TORCH += ["ShortConvMetadata", "load_backend", "nn", "reference"]
-NEEDS_TORCH += ["plan", "Plan", "LayoutPlan", "CapturedStep", "capture", "has_graphs"]
+NEEDS_TORCH += [
+    "choose_device",
+    "plan",
+    "Plan",
+    "LayoutPlan",
+    "CapturedStep",
+    "capture",
+    "has_graphs",
+]
 NEEDS_TORCH += ["FullAttentionBackend", "HybridBackend", "wrap_for_draft_extend", "WindowLayout"]
 NEEDS_TORCH += ["align_track_seqlens", "crossing_steps", "decode_track_mask", "verify_step_indices"]
 

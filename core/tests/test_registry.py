@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from sconv.engine import registry
+from sconv.engine.backend import Backend
 from sconv.engine.hybrid import HybridBackend
 from sconv.engine.registry import (
     LinearAttnModelSpec,
     linear_attn_config,
     linear_attn_spec,
     linear_attn_spec_by_arch,
+    linear_attn_specs,
     load_class,
     register_linear_attn_model,
 )
@@ -47,6 +49,7 @@ BACKEND = "collections.OrderedDict"
 @pytest.fixture(autouse=True)
 def _empty_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_SPECS", [])
+    monkeypatch.setattr(registry, "_BUILT_IN", [])
 
 
 def register(config_class: type | str = TextConfig, **values: Any) -> LinearAttnModelSpec:
@@ -157,8 +160,40 @@ def test_backend_classes_are_resolved_when_used() -> None:
     assert spec.hybrid_backend_class().__name__ == "UserDict"
 
 
-def test_the_default_hybrid_is_the_hybrid_backend() -> None:
-    assert register().hybrid_backend_class() is HybridBackend
+def test_the_default_classes_are_those_of_this_package() -> None:
+    spec = LinearAttnModelSpec(TextConfig)
+    assert spec.backend_class() is Backend
+    assert spec.hybrid_backend_class() is HybridBackend
+
+
+def test_what_is_built_in_is_asked_last_by_name_and_by_configuration() -> None:
+    """A user's registration may come after an adapter's, which comes with an import."""
+    built_in = LinearAttnModelSpec(TextConfig, arch_names=("FooForCausalLM",))
+    register_linear_attn_model(built_in, built_in=True)
+    config = TextConfig()
+    config.architectures = ["FooForCausalLM"]  # type: ignore[attr-defined]
+    assert linear_attn_spec(config) is built_in
+    own = register()
+    assert linear_attn_spec(config) is own
+    assert linear_attn_config(config) == (own, config)
+    assert linear_attn_specs() == (own, built_in)
+
+
+class Conv:
+    pass
+
+
+class WiderConv(Conv):
+    pass
+
+
+@pytest.mark.parametrize("named", [Conv, f"{__name__}.Conv"])
+def test_a_conv_module_is_of_exactly_the_class(named: type | str) -> None:
+    spec = register(conv_modules=["elsewhere.Other", named])
+    assert spec.has_conv_module(Conv)
+    assert not spec.has_conv_module(WiderConv)
+    with pytest.raises(SpecError, match="conv_modules='Conv'"):
+        register(conv_modules="Conv")
 
 
 @pytest.mark.parametrize(
@@ -168,9 +203,9 @@ def test_the_default_hybrid_is_the_hybrid_backend() -> None:
         ("collections.no_such.Backend", "ModuleNotFoundError"),
         ("collections.OrderedDct", "has no 'OrderedDct' (did you mean 'OrderedDict'?)"),
         ("collections.namedtuple", "it is a function, not a class"),
-        ("Backend", "no dotted name"),
-        ("", "no dotted name"),
-        (".Backend", "no dotted name"),
+        ("Backend", "not a dotted name"),
+        ("", "not a dotted name"),
+        (".Backend", "not a dotted name"),
         ("collections.", "has no ''"),
     ],
 )
@@ -199,5 +234,5 @@ def test_a_module_that_breaks_on_import_keeps_its_reason(
 
 def test_a_bad_dotted_config_class_fails_with_the_name() -> None:
     register("FooConfig")
-    with pytest.raises(PluginError, match="'FooConfig' is no dotted name"):
+    with pytest.raises(PluginError, match="'FooConfig' is not a dotted name"):
         linear_attn_config(TextConfig())

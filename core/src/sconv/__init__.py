@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from .discovery.selection import backends as backends
     from .engine import nn as nn
+    from .discovery.torch_failure import torch_failure as torch_failure
     from .engine.backend import Backend as Backend
     from .engine.graphs import (
         CapturedStep as CapturedStep,
@@ -52,7 +53,12 @@ if TYPE_CHECKING:
     from .engine.hybrid import (
         wrap_for_draft_extend as wrap_for_draft_extend,
     )
-    from .engine.loading import load_backend as load_backend
+    from .engine.loading import (
+        choose_device as choose_device,
+    )
+    from .engine.loading import (
+        load_backend as load_backend,
+    )
     from .engine.planning import (
         LayoutPlan as LayoutPlan,
     )
@@ -73,6 +79,9 @@ if TYPE_CHECKING:
     )
     from .engine.registry import (
         linear_attn_spec_by_arch as linear_attn_spec_by_arch,
+    )
+    from .engine.registry import (
+        linear_attn_specs as linear_attn_specs,
     )
     from .engine.registry import (
         register_linear_attn_model as register_linear_attn_model,
@@ -159,16 +168,18 @@ if TYPE_CHECKING:
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "discovery.info": ("Available", "BackendInfo", "Capabilities", "Origin", "Unavailable"),
     "discovery.selection": ("backends",),
+    "discovery.torch_failure": ("torch_failure",),
     "engine.backend": ("Backend",),
     "engine.graphs": ("CapturedStep", "capture", "has_graphs"),
     "engine.hybrid": ("FullAttentionBackend", "HybridBackend", "wrap_for_draft_extend"),
-    "engine.loading": ("load_backend",),
+    "engine.loading": ("choose_device", "load_backend"),
     "engine.planning": ("LayoutPlan", "Plan", "plan"),
     "engine.registry": (
         "LinearAttnModelSpec",
         "linear_attn_config",
         "linear_attn_spec",
         "linear_attn_spec_by_arch",
+        "linear_attn_specs",
         "register_linear_attn_model",
     ),
     "errors": (

@@ -9,7 +9,7 @@ import torch
 from ..discovery.info import BackendInfo
 from ..discovery.load_check import bind
 from ..discovery.observers import Observers
-from ..discovery.selection import resolve_factory, select
+from ..discovery.selection import choose, resolve_factory, select
 from ..errors import BackendNotFoundError, ContractError, PluginError, SconvError, SpecError
 from ..messages import kind_of, one_line_error
 from ..state.pool import ConvStatePool
@@ -17,7 +17,7 @@ from ..state.spec import StateSpec, check_is_spec
 from ..state.windows import choose_layout
 from .backend import Backend
 
-__all__ = ["build", "load_backend"]
+__all__ = ["build", "choose_device", "load_backend"]
 
 
 def load_backend(
@@ -61,6 +61,50 @@ def load_backend(
             f"backend {info.name!r} serves {info.device_type!r} devices, not {str(device)!r}"
         )
     return build(info, spec=spec, device=device, pool=pool)
+
+
+def choose_device(name: str = "auto", device: str | None = None) -> torch.device:
+    """Return the device that :func:`sconv.load_backend` would use, before there is a spec.
+
+    An engine that loads a model first asks this, so that a mistyped name fails before the model is
+    loaded. The vendor's module is imported: it may be what makes torch know its device.
+
+    Args:
+        name: As for ``load_backend``.
+        device: A device's name, such as ``"cuda:1"``; None = the device type of the backend.
+
+    Raises:
+        BackendNotFoundError: No such backend is installed.
+        BackendUnavailableError: It cannot run here.
+        PluginError: It is broken, or torch does not know the device that it says it serves.
+        SpecError: ``device`` is not one that the backend serves, or there is no such device here.
+    """
+    if device is None:
+        chosen = choose(name)[0]
+        resolve_factory(chosen)
+        try:
+            return torch.device(chosen.device_type)
+        except RuntimeError as exc:
+            raise PluginError(
+                f"{chosen} is for the device {chosen.device_type!r}, which this torch does not "
+                "know: importing what its plugin's factory names should make it known. Repair that "
+                "plugin, or choose another backend"
+            ) from exc
+    kind = device.partition(":")[0]
+    chosen = choose(name, device_type=kind)[0]
+    if chosen.device_type != kind:
+        raise SpecError(f"{chosen} serves {chosen.device_type!r} devices, not {device!r}")
+    resolve_factory(chosen)
+    try:
+        where = torch.device(device)
+    except RuntimeError as exc:
+        raise SpecError(
+            f"expected a device that torch knows, such as {kind} or {kind}:0, not {device!r}"
+        ) from exc
+    try:
+        return torch.empty(0, device=where).device
+    except (RuntimeError, AssertionError) as exc:
+        raise SpecError(f"there is no {device!r} here: {one_line_error(exc)}") from exc
 
 
 def build(
