@@ -32,8 +32,8 @@ if TYPE_CHECKING:
         Unavailable as Unavailable,
     )
     from .discovery.selection import backends as backends
-    from .engine import nn as nn
     from .discovery.torch_failure import torch_failure as torch_failure
+    from .engine import nn as nn
     from .engine.backend import Backend as Backend
     from .engine.graphs import (
         CapturedStep as CapturedStep,

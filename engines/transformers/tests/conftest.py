@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from sconv_transformers.extensions import hide_broken_extensions
+from sconv_transformers.torch_extensions import hide_broken_extensions
 
 if find_spec("torch_npu") is not None:
     # transformers would import it with its models, and fail where it cannot be loaded.

@@ -249,7 +249,7 @@ def test_slots_return_when_caches_die(main_pair, ids):
 
 @pytest.mark.parametrize("layer", [0, -1])
 def test_a_generation_that_fails_gives_its_slots_back(main_pair, ids, layer):
-    module = main_pair.attachment.sites[layer].module
+    module = main_pair.attachment.convolutions[layer].module
 
     def boom(*args):
         raise MemoryError("no memory")
@@ -267,7 +267,7 @@ def test_a_generation_that_fails_gives_its_slots_back(main_pair, ids, layer):
 
 def test_a_cache_of_an_aborted_forward_is_not_used_further(main_pair, ids):
     """Half of its layers have seen the tokens; stock would go on with that."""
-    module = main_pair.attachment.sites[-1].module
+    module = main_pair.attachment.convolutions[-1].module
     cache = _prefilled(main_pair.attached, ids(1, 5))
 
     def boom(*args):

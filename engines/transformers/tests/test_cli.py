@@ -14,9 +14,9 @@ import torch
 import transformers
 from transformers import ByT5Tokenizer
 
-import sconv.discovery.selection
+import sconv
 import sconv_transformers.generate as command
-from sconv_transformers.fused import SiteHook
+from sconv_transformers.conv_hook import ConvHook
 from sconv_transformers.report import Difference
 
 COUNTS = ("layers", "streams", "steps", "metadata_builds", "drafted", "accepted", "new_tokens")
@@ -174,7 +174,7 @@ def test_drafts_of_several_prompts_run_one_by_one_and_it_says_so(folder, capsys)
 
 
 def test_compare_reports_the_first_differing_token(folder, capsys, monkeypatch):
-    convolve = SiteHook.convolve
+    convolve = ConvHook.convolve
     calls = iter(range(10**6))
 
     def wrong(self, *args, **kwargs):
@@ -182,7 +182,7 @@ def test_compare_reports_the_first_differing_token(folder, capsys, monkeypatch):
         # 12 convolutions a forward: right for 3 forwards, which is 3 tokens, and wrong then.
         return y if next(calls) < 36 else y.flip(-1)
 
-    monkeypatch.setattr(SiteHook, "convolve", wrong)
+    monkeypatch.setattr(ConvHook, "convolve", wrong)
     code, report = _json(
         capsys, "--model", folder(), "--prompt", "abc", "--max-new-tokens", "12", "--compare"
     )
@@ -297,7 +297,7 @@ def test_a_device_that_no_backend_serves(capsys, device, says):
 def test_a_device_of_another_backend(capsys):
     text = _refused(capsys, "--prompt", "a", "--backend", "cpu", "--device", "npu")
     assert "--device npu: backend 'cpu' of sconv-plugin-cpu" in text
-    assert text.endswith("serves 'cpu' devices\n")
+    assert "serves 'cpu' devices" in text
 
 
 @pytest.mark.parametrize("device", [None, "acme"])
@@ -309,7 +309,7 @@ def test_a_plugin_whose_device_torch_does_not_know(capsys, monkeypatch, device):
         factory="builtins:dict",
         probe=lambda: sconv.Available(1),
     )
-    monkeypatch.setattr(sconv.discovery.selection, "choose", lambda *args, **kwargs: (info, "", []))
+    monkeypatch.setattr("sconv.engine.devices.choose", lambda *args, **kwargs: (info, "", []))
     arguments = [] if device is None else ["--device", device]
     text = _refused(capsys, "--prompt", "a", *arguments)
     assert "torch" in text
@@ -331,7 +331,7 @@ def test_a_torch_that_an_extension_keeps_from_starting(capsys, monkeypatch, argu
 
     monkeypatch.delenv("SCONV_BACKEND", raising=False)
     monkeypatch.setattr("sconv.discovery.torch_failure._seen", {})
-    monkeypatch.setattr("sconv_transformers.extensions.hide_broken_extensions", fail)
+    monkeypatch.setattr("sconv_transformers.torch_extensions.hide_broken_extensions", fail)
     assert f"before sconv runs: {first}" in _refused(capsys, "--prompt", "a", *arguments)
 
 
@@ -413,3 +413,74 @@ def test_float_types(folder, capsys):
     )
     assert report["dtype"] == "bfloat16"
     assert torch.get_default_dtype() == torch.float32
+
+
+def _truncated(path):
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def _not_safetensors(path):
+    (path / "model.safetensors").write_bytes(b"\xff" * 4096)
+
+
+def _empty(path):
+    (path / "model.safetensors").write_bytes(b"")
+
+
+def _pickle(path):
+    torch.save({"x": torch.zeros(1)}, path / "pytorch_model.bin")
+    (path / "model.safetensors").unlink()
+
+
+def _config(**values):
+    def change(path):
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps(config | values))
+
+    return change
+
+
+def _no_json(path):
+    (path / "config.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (_truncated, "cannot load the model"),
+        (_not_safetensors, "cannot load the model"),
+        (_empty, "cannot load the model"),
+        (_pickle, "pickles, which can run code and are never read"),
+        (_no_json, "cannot load the model"),
+        (_config(num_hidden_layers=10**9), ""),
+        (_config(num_hidden_layers=-1), ""),
+        (_config(hidden_size=0), ""),
+        (_config(hidden_size=-32), ""),
+        (_config(hidden_size="wide"), ""),
+        (_config(hidden_size=10**7), ""),
+        (_config(vocab_size=10**12), ""),
+        (_config(conv_L_cache=100), ""),
+        (_config(conv_L_cache=0), ""),
+        (_config(conv_L_cache=None), ""),
+        (_config(layer_types=["conv"]), ""),
+        (_config(layer_types=7), ""),
+        (_config(layer_types=["sideways"] * 4), ""),
+        (_config(num_attention_heads=0), ""),
+        (_config(num_key_value_heads=3), ""),
+        (_config(eos_token_id="end"), ""),
+        (_config(architectures=7), ""),
+        (_config(model_type=["lfm2"]), ""),
+        (_config(dtype="float7"), ""),
+        (_config(norm_eps="small"), ""),
+    ],
+)
+def test_cli_2_damaged_files_and_absurd_configs_are_one_line(
+    folder, capsys, tmp_path, change, says
+):
+    path = folder("lfm2")
+    capsys.readouterr()
+    change(tmp_path / "lfm2")
+    text = _refused(capsys, "--model", path, "--prompt", "a", "--max-new-tokens", "2")
+    assert says in text
+    assert "Traceback" not in text

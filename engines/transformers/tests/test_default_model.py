@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, InklingForCausalLM
 
-from sconv_transformers.session import Session
+from sconv_transformers.model_session import Session
 
 MODEL = Path(__file__).parents[1] / "src" / "sconv_transformers" / "models" / "inkling_py"
 MEGABYTE = 1_000_000

@@ -6,29 +6,32 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
-import transformers
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 import sconv
-from sconv import WindowLayout
+from sconv import LinearAttnModelSpec, WindowLayout
 
 from . import inkling, lfm2
-from .binding import Binding
-from .fused import SiteHook
-from .layers import binding_of, convert, is_static
-from .leases import SlotLedger
-from .runner import Counters, StepRunner
-from .sites import ConvSite, Family, state_spec
-from .transfer import export_states, import_states
+from .conv_hook import ConvHook, hook_of
+from .conv_modules import ConvKind, ConvModule, find_conv_modules, state_spec
+from .model_state import ModelState
+from .self_computed import self_computed
+from .step_runner import Counters, StepRunner
+from .transformers_range import check_transformers
+from .wrapped_models import (
+    check_forward,
+    guard_generate,
+    reroute_forward,
+    unguard_generate,
+    unwrapped,
+)
 
-__all__ = ["FAMILIES", "Attachment", "attach"]
+__all__ = ["Attachment", "attach", "detach"]
 
-FAMILIES: tuple[Family, ...] = (inkling.FAMILY, lfm2.FAMILY)
-
-#: Cache layers and conv modules are private to transformers, so a minor version is checked by hand.
-_TESTED = "5.24."
+#: Classes whose arithmetic runs in the backend too; of others only the state is there.
+_KINDS = {kind.stock_class: kind for kind in (inkling.KIND, lfm2.KIND)}
 
 
 def attach(
@@ -42,10 +45,13 @@ def attach(
     """Make a model keep its convolution state in an sconv pool. ``model.generate`` works as before.
 
     The parameters, the config and the class of the model stay as they are; the classes of its conv
-    modules change until :meth:`Attachment.detach`. Caches are adopted at their first forward.
+    modules change until :meth:`Attachment.detach` or :func:`detach`. Caches are adopted at their
+    first forward. Threads may use the model at the same time, each with its own cache.
 
     Args:
-        model: An ``InklingForCausalLM`` or ``Lfm2ForCausalLM`` on one device, in its final dtype.
+        model: A model of a family in sconv's registry (:func:`sconv.register_linear_attn_model`),
+            where Inkling and LFM2 are, on one device, in its final dtype. What ``torch.compile``
+            or PEFT wrapped is unwrapped.
         backend: Name of an sconv backend; ``"auto"`` takes the best one for the model's device.
         max_requests: Most rows whose state is alive at the same time: sequences or beams of running
             generations, and the rows of every cache that is kept.
@@ -55,31 +61,37 @@ def attach(
         window_layout: How it is kept, see ``sconv.StateSpec``; ``"auto"`` leaves it to the backend.
 
     Raises:
-        TypeError: The model is of no supported family.
-        ValueError: It is attached already, lies on several devices, or has no convolutions.
-        RuntimeError: The installed transformers is of another minor version.
+        TypeError: The model is of no registered family, a module is of a subclass of its
+            convolutions' class, or has a ``forward`` that was replaced.
+        ValueError: It is attached already, lies on several devices, or has no convolutions; or a
+            size is not one.
+        RuntimeError: The installed transformers is outside of the supported range.
         sconv.BackendNotFoundError: No installed backend has that name.
         sconv.BackendUnavailableError: That backend cannot run here.
     """
-    if not transformers.__version__.startswith(_TESTED):
-        raise RuntimeError(
-            f"sconv_transformers works with transformers {_TESTED}*, found "
-            f"{transformers.__version__}"
-        )
-    family = _family(model)
-    sites = family.sites(model)
-    if not sites:
+    check_transformers()
+    _check_size("max_requests", max_requests, least=1)
+    _check_size("max_rollback", max_rollback, least=0)
+    inner: Any = unwrapped(model)
+    family = _family(inner)
+    if any(hook_of(module) for module in inner.modules()):
         raise ValueError(
-            "the model has no convolution layers (layer_types names none): nothing to attach"
+            "the model is attached already: call sconv_transformers.detach(model) first"
         )
-    if any(type(site.module) is family.fused_class for site in sites):
-        raise ValueError("the model is attached already: call detach() on its Attachment first")
-    device = _single_device(sites)
+    convolutions = find_conv_modules(inner, family, _kind_of)
+    if not convolutions:
+        raise ValueError(
+            f"the model has no convolution layers (modules of {_names(family.conv_modules)}): "
+            "nothing to attach"
+        )
+    names = {module: name for name, module in inner.named_modules()}
+    for conv in convolutions:
+        check_forward(conv, names[conv.module])
+    device = _single_device(convolutions)
     spec = state_spec(
-        family,
-        sites,
+        convolutions,
         # Not that of the convolutions: Inkling keeps those in float32 in a bfloat16 model.
-        dtype=model.dtype,
+        dtype=inner.dtype,
         max_requests=max_requests,
         max_rollback=max_rollback,
         window_layout=window_layout,
@@ -88,47 +100,74 @@ def attach(
     with torch.inference_mode(False):
         loaded = sconv.load_backend(backend, spec=spec, device=device)
         loaded.warmup()
-    return Attachment(model, family, sites, StepRunner(loaded, max_rollback))
+    return Attachment(inner, family, ModelState(convolutions, StepRunner(loaded, max_rollback)))
+
+
+def detach(model: nn.Module) -> None:
+    """Give a model its stock modules back, whoever has its :class:`Attachment`; copies too.
+
+    Nothing happens to a model that is not attached. Caches filled while it was attached keep their
+    state in the pool: :meth:`Attachment.export` those that the stock model shall continue.
+    """
+    model = unwrapped(model)
+    for module in model.modules():
+        hook = hook_of(module)
+        if hook is not None:
+            kind = hook.conv.kind
+            module.__class__ = kind.stock_class
+            reroute_forward(module, kind.pooled_class, kind.stock_class)
+            del module._sconv_hook
+    for key, called in list(model._forward_pre_hooks.items()):
+        if isinstance(getattr(called, "__self__", None), ModelState):
+            del model._forward_pre_hooks[key]
+            model._forward_pre_hooks_with_kwargs.pop(key, None)
+    unguard_generate(model)
 
 
 class Attachment:
     """An attached model. Also a context manager that detaches at its end.
 
     Attributes:
-        model: The model.
+        model: The model, unwrapped.
         family: What it is.
-        sites: Its convolutions, in the order of a forward.
-        runner: Calls the backend.
+        state: Its state, which copies of the model share.
     """
 
-    def __init__(
-        self, model: nn.Module, family: Family, sites: list[ConvSite], runner: StepRunner
-    ) -> None:
+    def __init__(self, model: nn.Module, family: LinearAttnModelSpec, state: ModelState) -> None:
         """Attach; use :func:`attach`, which also builds the backend."""
         self.model = model
         self.family = family
-        self.sites = sites
-        self.runner = runner
-        self._ledger = SlotLedger(runner.backend.pool, runner.backend.spec.max_requests)
-        self._stock_class = type(sites[0].module)
-        self._attached = True
-        for site in sites:
-            module: Any = site.module
-            module.__class__ = family.fused_class
-            module._sconv_hook = SiteHook(self, site, opens=site is sites[0])
-        self._announce = model.register_forward_pre_hook(
-            self._read_logits_to_keep, with_kwargs=True
-        )
+        self.state = state
+        for conv in state.convolutions:
+            module: Any = conv.module
+            reroute_forward(module, conv.kind.stock_class, conv.kind.pooled_class)
+            module.__class__ = conv.kind.pooled_class
+            module._sconv_hook = ConvHook(state, conv, opens=conv is state.convolutions[0])
+        model.register_forward_pre_hook(state.announce, with_kwargs=True)
+        guard_generate(model)
+
+    def __repr__(self) -> str:
+        what = type(self.model).__name__
+        if not self.attached:
+            return f"<sconv_transformers.Attachment of {what}, detached>"
+        rows = f"{self.rows_held} of {self.state.ledger.max_requests} rows held"
+        where = f"{self.backend.info.name!r} on {self.backend.device}"
+        return f"<sconv_transformers.Attachment of {what} to {where}, {rows}>"
+
+    @property
+    def convolutions(self) -> list[ConvModule]:
+        """The model's convolutions, in the order of a forward."""
+        return self.state.convolutions
 
     @property
     def backend(self) -> sconv.Backend:
         """The backend that holds the state and runs the convolutions."""
-        return self.runner.backend
+        return self.state.runner.backend
 
     @property
     def counters(self) -> Counters:
         """What was called since the model was attached."""
-        return self.runner.counters
+        return self.state.runner.counters
 
     @property
     def state_bytes(self) -> int:
@@ -138,27 +177,18 @@ class Attachment:
     @property
     def rows_held(self) -> int:
         """Rows whose state is alive now, of ``max_requests``."""
-        return self._ledger.rows_held
+        with self.state.runner.lock:
+            return self.state.ledger.rows_held
 
     @property
     def attached(self) -> bool:
-        """Whether :meth:`detach` has not been called."""
-        return self._attached
+        """Whether the model has not been detached."""
+        return hook_of(self.convolutions[0].module) is not None
 
     def detach(self) -> None:
-        """Give the model its stock modules back. A second call does nothing.
-
-        Caches filled while it was attached keep their state in the pool: :meth:`export` those that
-        the stock model shall continue.
-        """
-        if not self._attached:
-            return
-        self._attached = False
-        self._announce.remove()
-        for site in self.sites:
-            module: Any = site.module
-            module.__class__ = self._stock_class
-            del module._sconv_hook
+        """Give the model its stock modules back, see :func:`detach`. A second call does nothing."""
+        if self.attached:
+            detach(self.model)
 
     def export(self, cache: Cache) -> None:
         """Turn a pooled cache into a stock one, in place, and return its slots. Works after detach.
@@ -166,69 +196,7 @@ class Attachment:
         Raises:
             ValueError: The cache is not one of this model.
         """
-        index = self.sites[0].cache_layer
-        binding = binding_of(cache.layers[index]) if index < len(cache.layers) else None
-        if binding is None or binding.runner is not self.runner:
-            raise ValueError(
-                "export: the convolution state of this cache is not in this model's pool"
-            )
-        export_states(cache, binding, self.sites, self.family.state_dtype(self.backend.spec.dtype))
-
-    def adopt(self, cache: Cache) -> Binding:
-        """Move the convolution state of a stock cache, if it has any, to the pool.
-
-        Called by the first convolution that sees the cache.
-
-        Raises:
-            TypeError: A layer of the cache can hold no convolution state.
-            ValueError: The cache is of a mode that transformers itself gets wrong; it says which.
-            sconv.PoolExhaustedError: Live caches hold too many rows.
-        """
-        layers = cache.layers
-        indices = sorted({site.cache_layer for site in self.sites})
-        if indices[-1] >= len(layers):
-            raise TypeError(
-                f"the cache has {len(layers)} layers, the model's convolutions need "
-                f"{indices[-1] + 1}: make it with the model's config, "
-                "DynamicCache(config=model.config)"
-            )
-        for layer in layers:
-            if fault := self.family.static_fault(layer):
-                raise ValueError(
-                    "a static cache is refused for this model: in transformers "
-                    f"{transformers.__version__} {fault}. Use a dynamic cache"
-                )
-        static = any(map(is_static, layers))
-        binding = Binding(self.runner, self._ledger, len(self.sites), static=static)
-        import_states(cache, binding, self.sites)
-        for index in indices:
-            convert(layers[index], binding, leads=index == indices[0])
-        return binding
-
-    def check_input(self, hidden_states: Tensor) -> None:
-        """Refuse activations that the state cannot hold without loss.
-
-        Raises:
-            ValueError: The model was moved or cast since it was attached.
-        """
-        spec, device = self.backend.spec, self.backend.pool.device
-        if torch.promote_types(hidden_states.dtype, spec.dtype) != spec.dtype:
-            raise ValueError(
-                f"the model computes in {hidden_states.dtype}, but its state was made for "
-                f"{spec.dtype}: detach and attach again after a cast"
-            )
-        if hidden_states.device != device:
-            raise ValueError(
-                f"the model computes on {hidden_states.device}, but its state lies on {device}: "
-                "detach and attach again after a move"
-            )
-
-    def _read_logits_to_keep(
-        self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> None:
-        """Learn how many of the forward's tokens are candidates, which only ``generate`` knows."""
-        logits = kwargs.get("logits_to_keep")
-        self.runner.announced_logits = logits if isinstance(logits, int) and logits > 0 else None
+        self.state.export(cache)
 
     def __enter__(self) -> Attachment:
         return self
@@ -241,28 +209,43 @@ class Attachment:
     ) -> None:
         self.detach()
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Attachment:
-        """A copied model shares the pool of the original."""
-        return self
-
     def __reduce__(self) -> NoReturn:
-        raise TypeError("an attached model cannot be pickled: call Attachment.detach() first")
+        raise TypeError("an Attachment cannot be pickled or copied: attach the other model too")
 
 
-def _family(model: nn.Module) -> Family:
-    for family in FAMILIES:
-        if isinstance(model, family.model_class):
-            return family
-    names = ", ".join(family.model_class.__name__ for family in FAMILIES)
-    raise TypeError(f"cannot attach a {type(model).__name__}: supported are {names}")
+def _family(model: Any) -> LinearAttnModelSpec:
+    found = sconv.linear_attn_spec(getattr(model, "config", None))
+    if found is not None and found.conv_modules:
+        return found
+    known = [arch for spec in sconv.linear_attn_specs() for arch in spec.arch_names]
+    raise TypeError(
+        f"cannot attach a {type(model).__name__}: supported are {', '.join(known)}, and what is "
+        "registered with its conv_modules (sconv.register_linear_attn_model)"
+    )
 
 
-def _single_device(sites: list[ConvSite]) -> torch.device:
-    devices = {site.weight.device for site in sites}
+def _kind_of(stock: type) -> ConvKind:
+    return _KINDS.get(stock) or self_computed(stock)
+
+
+def _names(classes: tuple[type | str, ...]) -> str:
+    return ", ".join(
+        named.__qualname__ if isinstance(named, type) else named.rpartition(".")[2]
+        for named in classes
+    )
+
+
+def _check_size(name: str, value: object, *, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name}={value!r}: expected an int of {least} or more")
+
+
+def _single_device(convolutions: list[ConvModule]) -> torch.device:
+    devices = {conv.weight.device for conv in convolutions}
     if len(devices) > 1 or torch.device("meta") in devices:
         names = ", ".join(sorted(map(str, devices)))
         raise ValueError(
-            f"the model's convolutions lie on {names}: one attachment has its state on one device. "
+            f"the model's convolutions are on {names}: one attachment has its state on one device. "
             "Load the model without a device map"
         )
     return devices.pop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import math
 import os
 import sys
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
 
     from .attachment import Attachment
+    from .model_session import Generation, Session
     from .report import Report
-    from .session import Generation, Session
 
 __all__ = ["main"]
+
+_log = logging.getLogger("sconv")
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -117,7 +120,7 @@ def _run(options: argparse.Namespace) -> Report:
     name = options.model if options.model is not None else _default_model()
     with status("loading PyTorch and transformers"):
         _start_torch(options)
-        from .session import Session
+        from .model_session import Session
 
         device = _device(options)
     with status(f"loading {PurePath(name).name}"):
@@ -130,7 +133,12 @@ def _run(options: argparse.Namespace) -> Report:
         sys.stderr.write("drafts are made for one sequence at a time: the prompts run one by one\n")
     with status("preparing the backend"):
         attachment = _attach(session, options, rows=len(batches[0]), rollback=drafts)
-    generation = _generate(session, batches, options, drafts, stream=not options.json)
+    try:
+        generation = _generate(session, batches, options, drafts, stream=not options.json)
+    except Exception as exc:
+        # Any error there may be: a config may be wrong in ways that only a forward meets.
+        _log.debug("the model failed", exc_info=True)
+        raise UsageError(f"the model {name!r} failed: {type(exc).__name__}: {exc}") from exc
     attachment.detach()
     stock = None
     if options.compare:
@@ -140,19 +148,25 @@ def _run(options: argparse.Namespace) -> Report:
 
 
 def _start_torch(options: argparse.Namespace) -> None:
-    """Import torch, and see that transformers can be imported next.
+    """Import torch, and see that transformers can be imported next, in a release that is supported.
 
     Raises:
-        UsageError: An installed extension of torch keeps it from starting.
+        UsageError: An installed extension of torch keeps it from starting, or transformers is of
+            another release.
     """
-    from sconv.discovery.torch_failure import torch_failure
+    import sconv
 
-    from .extensions import hide_broken_extensions
+    from .torch_extensions import hide_broken_extensions
+    from .transformers_range import check_transformers
 
+    try:
+        check_transformers()
+    except RuntimeError as exc:
+        raise UsageError(str(exc)) from exc
     try:
         hide_broken_extensions()
     except RuntimeError as exc:
-        reason = torch_failure(exc, backend=_asked_for(options))
+        reason = sconv.torch_failure(exc, backend=_asked_for(options))
         if reason is None:
             raise
         raise UsageError(reason) from exc
@@ -176,46 +190,14 @@ def _default_model() -> str:
 
 def _device(options: argparse.Namespace) -> torch.device:
     """Return where to run; the backend's name is checked before a model is loaded for it."""
-    import torch
+    import sconv
 
-    from sconv import PluginError
-    from sconv.discovery.selection import choose, resolve_factory
-
-    if options.device is None:
-        chosen = choose(options.backend)[0]
-        # A vendor's module may be what makes torch know its device.
-        resolve_factory(chosen)
-        try:
-            return torch.device(chosen.device_type)
-        except RuntimeError as exc:
-            raise UsageError(
-                f"{chosen} is for the device {chosen.device_type!r}, which this torch does not "
-                "know: importing what its plugin's factory names should make it known. Repair that "
-                "plugin, or choose another --backend"
-            ) from exc
-    kind = options.device.partition(":")[0]
-    # Before torch is asked: what is chosen may be what makes torch know the device.
     try:
-        chosen = choose(options.backend, device_type=kind)[0]
-    except PluginError as exc:
+        return sconv.choose_device(options.backend, options.device)
+    except sconv.SconvError as exc:
+        if options.device is None:
+            raise
         raise UsageError(f"--device {options.device}: {exc}") from exc
-    if chosen.device_type != kind:
-        raise UsageError(
-            f"--device {options.device}: {chosen} serves {chosen.device_type!r} devices"
-        )
-    resolve_factory(chosen)
-    try:
-        torch.device(options.device)
-    except RuntimeError as exc:
-        raise UsageError(
-            f"--device {options.device}: expected a device that torch knows, such as "
-            f"{chosen.device_type} or {chosen.device_type}:0"
-        ) from exc
-    try:
-        return torch.empty(0, device=options.device).device
-    except (RuntimeError, AssertionError) as exc:
-        reason = str(exc).strip().partition("\n")[0]
-        raise UsageError(f"--device {options.device}: {reason}") from exc
 
 
 def _dtype(name: str) -> torch.dtype | None:
@@ -230,13 +212,16 @@ def _attach(
 ) -> Attachment:
     from .attachment import attach
 
-    return attach(
-        session.model,
-        options.backend,
-        max_requests=rows,
-        max_rollback=rollback,
-        window_layout=options.window_layout,
-    )
+    try:
+        return attach(
+            session.model,
+            options.backend,
+            max_requests=rows,
+            max_rollback=rollback,
+            window_layout=options.window_layout,
+        )
+    except (TypeError, ValueError) as exc:
+        raise UsageError(f"cannot attach the model: {exc}") from exc
 
 
 def _generate(
@@ -247,8 +232,8 @@ def _generate(
     *,
     stream: bool,
 ) -> Generation:
+    from .model_session import Sampling
     from .progress import token_bar
-    from .session import Sampling
     from .streaming import CountingStreamer, PromptStreamer
 
     temperature = (options.temperature or 1.0) if options.sample else None

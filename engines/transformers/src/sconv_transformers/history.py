@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .sites import ConvSite
+from .conv_modules import ConvModule
 
 __all__ = ["History"]
 
@@ -32,20 +32,20 @@ class History:
         self.length = 0
         self._inputs: dict[tuple[int, str], Tensor] = {}
 
-    def chain(self, site: ConvSite, x: Tensor) -> Tensor:
+    def chain(self, conv: ConvModule, x: Tensor) -> Tensor:
         """Return the kept inputs, then ``x`` (``[B, T, D]``), as ``[B, h + T, D]``."""
-        kept = self.get(site)
+        kept = self.get(conv)
         return x if kept is None else torch.cat([kept.to(x.dtype), x], dim=1)
 
-    def keep(self, site: ConvSite, chain: Tensor, dropped: int) -> None:
+    def keep(self, conv: ConvModule, chain: Tensor, dropped: int) -> None:
         """Keep a chain but for its first ``dropped`` tokens, which are certain now."""
         # A slice would hold on to the whole prompt.
         kept = chain[:, dropped:].clone() if dropped else chain
-        self._inputs[site.layer_id, site.stream] = kept
+        self._inputs[conv.layer_id, conv.stream] = kept
 
-    def get(self, site: ConvSite) -> Tensor | None:
+    def get(self, conv: ConvModule) -> Tensor | None:
         """Return the inputs of one convolution, ``[B, h, D]``."""
-        return self._inputs.get((site.layer_id, site.stream))
+        return self._inputs.get((conv.layer_id, conv.stream))
 
     def items(self) -> Iterator[tuple[tuple[int, str], Tensor]]:
         """Iterate over ``(layer_id, stream)`` and its inputs ``[B, h, D]``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -12,13 +13,25 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.generation.streamers import BaseStreamer
 
-from .attachment import FAMILIES
+import sconv
+
 from .errors import UsageError
 
 __all__ = ["Generation", "Sampling", "Session"]
+
+#: No model has so many; building the modules of an absurd number would take for ever.
+_MOST_LAYERS = 4096
+
+_log = logging.getLogger("sconv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +69,7 @@ class Session:
 
     @classmethod
     def load(cls, name: str, *, device: torch.device, dtype: torch.dtype | None) -> Session:
-        """Load from a folder, without a look at any hub, or from the hub.
+        """Load from a folder, without a look at any hub, or from the hub. No code of it runs.
 
         Args:
             name: A folder or a hub id.
@@ -64,7 +77,8 @@ class Session:
             dtype: None = float32 on the CPU, the checkpoint's own elsewhere.
 
         Raises:
-            UsageError: There is no such model, or its architecture is not supported.
+            UsageError: There is no such model, its architecture is not supported, or its files are
+                damaged, or need code to be read.
         """
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
@@ -75,15 +89,28 @@ class Session:
         if dtype is None and device.type == "cpu":
             dtype = torch.float32
         try:
-            config = AutoConfig.from_pretrained(name, local_files_only=local)
-            model_class = _model_class(name, config)
-            model = model_class.from_pretrained(
-                name, local_files_only=local, dtype="auto" if dtype is None else dtype
+            config = AutoConfig.from_pretrained(
+                name, local_files_only=local, trust_remote_code=False
             )
-            tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
-        except (OSError, ValueError) as exc:
-            reason = str(exc).strip().partition("\n")[0]
-            raise UsageError(f"cannot load the model {name!r}: {reason}") from exc
+            _check_family(name, config)
+            model = AutoModelForCausalLM.from_pretrained(
+                name,
+                config=config,
+                local_files_only=local,
+                dtype="auto" if dtype is None else dtype,
+                # Neither code of the model's nor a pickle, which is code as well.
+                trust_remote_code=False,
+                use_safetensors=True,
+            )
+            tokenizer = AutoTokenizer.from_pretrained(
+                name, local_files_only=local, trust_remote_code=False
+            )
+        except UsageError:
+            raise
+        except Exception as exc:
+            # Files of a stranger: what a wrong one raises has no one type.
+            _log.debug("the model cannot be loaded", exc_info=True)
+            raise UsageError(f"cannot load the model {name!r}: {_reason(exc)}") from exc
         return cls(model.to(device).eval(), tokenizer)
 
     def encode(self, prompt: str) -> list[int]:
@@ -186,12 +213,30 @@ def _is_folder(name: str) -> bool:
     return False
 
 
-def _model_class(name: str, config: Any) -> Any:
-    supported = {family.model_class.__name__: family.model_class for family in FAMILIES}
-    architectures = config.architectures or ["an unnamed architecture"]
-    for architecture in architectures:
-        if architecture in supported:
-            return supported[architecture]
-    raise UsageError(
-        f"the model {name!r} is {', '.join(architectures)}: supported are {', '.join(supported)}"
-    )
+def _check_family(name: str, config: Any) -> None:
+    """Refuse a model that cannot be attached, before its weights are read."""
+    family = sconv.linear_attn_spec(config)
+    if family is None or not family.conv_modules:
+        known = [arch for spec in sconv.linear_attn_specs() for arch in spec.arch_names]
+        names = config.architectures or ["an unnamed architecture"]
+        raise UsageError(
+            f"the model {name!r} is {', '.join(names)}: supported are {', '.join(known)}"
+        )
+    layers = getattr(config, "num_hidden_layers", 1)
+    if not isinstance(layers, int) or not 0 < layers <= _MOST_LAYERS:
+        raise UsageError(
+            f"the model {name!r} has num_hidden_layers={layers!r}: expected 1 to {_MOST_LAYERS}"
+        )
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip()
+    if "trust_remote_code" in text:
+        return "it needs code from the model's own files, which this command never runs"
+    if "safetensors" in text and isinstance(error, OSError):
+        return (
+            "it has no model.safetensors; other weights are pickles, which can run code and are "
+            "never read: save it with save_pretrained(safe_serialization=True)"
+        )
+    first = text.partition("\n")[0]
+    return first if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {first}"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from .conv_modules import ConvModule
 from .history import History
-from .leases import SlotLedger
-from .runner import Part, StepRunner
-from .sites import ConvSite
+from .slot_leases import SlotLedger
+from .step_runner import Part, StepRunner
 
 __all__ = ["Binding"]
 
@@ -25,6 +26,7 @@ class _Step:
     tokens: int
     parts: tuple[Part, ...]
     recorded: bool
+    resumes: bool
     left: int
 
 
@@ -34,11 +36,13 @@ class Binding:
     Attributes:
         runner: Calls the backend.
         ledger: Where slots come from.
-        num_sites: Convolutions of a forward.
+        num_convolutions: Convolutions of a forward.
         static: The cache has layers of a fixed size.
         slots: ``[B]`` int64 slot of each row on the device, or None before the first forward.
         committed: Tokens of each row that are in the pool.
         history: Tokens behind them that a rollback may take back.
+        advancing: Serves the one convolution that calls ``cache.update_conv_state`` now, see
+            :meth:`ConvHook.serve`; None = no such call is expected.
     """
 
     __slots__ = (
@@ -46,25 +50,27 @@ class Binding:
         "_drafted",
         "_lease",
         "_step",
+        "advancing",
         "committed",
         "history",
         "ledger",
-        "num_sites",
+        "num_convolutions",
         "runner",
         "slots",
         "static",
     )
 
     def __init__(
-        self, runner: StepRunner, ledger: SlotLedger, num_sites: int, *, static: bool = False
+        self, runner: StepRunner, ledger: SlotLedger, num_convolutions: int, *, static: bool = False
     ) -> None:
         self.runner = runner
         self.ledger = ledger
-        self.num_sites = num_sites
+        self.num_convolutions = num_convolutions
         self.static = static
         self.slots: Tensor | None = None
         self.committed = 0
         self.history = History()
+        self.advancing: Callable[[Tensor, int], Tensor] | None = None
         self._lease: list[int] = []
         self._step: _Step | None = None
         self._drafted = 0
@@ -108,8 +114,9 @@ class Binding:
             recording: A rollback may follow (``cache.activate_past_recording()``).
         """
         self._require_whole()
-        logits, self.runner.announced_logits = self.runner.announced_logits, None
+        logits, self.runner.announced.logits = self.runner.announced.logits, None
         slots = self.lease(rows)
+        resumes = self.has_state
         if recording:
             drafted = min(logits, tokens) if logits else tokens if self.has_state else 1
             parts = self._plan_recorded(slots, tokens)
@@ -124,24 +131,52 @@ class Binding:
                 parts = (self.runner.extend(slots, tokens, self.committed),)
             self.committed += tokens
         self.runner.counters.forwards += 1
-        self._step = _Step(rows, tokens, parts, recording, self.num_sites)
+        self._step = _Step(rows, tokens, parts, recording, resumes, self.num_convolutions)
 
     def convolve(
-        self, site: ConvSite, x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool
+        self, conv: ConvModule, x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool
     ) -> Tensor:
         """Run one convolution of the forward that was begun: ``[B, T, D]`` in and out."""
+        step = self._running(conv, x)
+        if not step.recorded:
+            y = self.runner.convolve(step.parts[0], x, conv, weight, bias, residual)
+        else:
+            y = self._convolve_recorded(step, conv, x, weight, bias, residual)
+        step.left -= 1
+        return y
+
+    def advance(self, conv: ConvModule, x: Tensor) -> Tensor:
+        """Advance a convolution that its module computes itself.
+
+        Args:
+            conv: The convolution.
+            x: ``[B, T, D]`` inputs.
+
+        Returns:
+            ``[B, h + T, D]``, the inputs before ``x`` that the taps of x reach, then ``x``.
+        """
+        step = self._running(conv, x)
+        pool = self.runner.backend.pool
+        window = pool.conv(conv.layer_id, conv.stream)
+        if pool.spec.window_axis == "channel":
+            window = window.transpose(1, 2)
+        assert self.slots is not None
+        before = window.index_select(0, self.slots).to(x.dtype)
+        if not step.resumes:
+            before = torch.zeros_like(before)
+        inputs = torch.cat([before, self.history.chain(conv, x)], dim=1)
+        # Only the state is advanced, so any weight will do.
+        self.convolve(conv, x, x.new_zeros(conv.weight.shape), None, residual=False)
+        return inputs
+
+    def _running(self, conv: ConvModule, x: Tensor) -> _Step:
         step = self._step
         if step is None or step.left == 0 or x.shape[0] != step.rows or x.shape[1] != step.tokens:
             raise RuntimeError(
-                f"the convolution {site.stream!r} of cache layer {site.cache_layer} ran outside of "
+                f"the convolution {conv.stream!r} of cache layer {conv.cache_layer} ran outside of "
                 "a forward of the attached model; call the model, not its layers"
             )
-        if not step.recorded:
-            y = self.runner.convolve(step.parts[0], x, site, weight, bias, residual)
-        else:
-            y = self._convolve_recorded(step, site, x, weight, bias, residual)
-        step.left -= 1
-        return y
+        return step
 
     def crop(self, removed: int) -> None:
         """Commit what was recorded, but for the last ``removed`` tokens of every row.
@@ -149,25 +184,26 @@ class Binding:
         Raises:
             ValueError: Fewer tokens can be taken back; nothing changed here.
         """
-        self._require_whole()
-        recorded = self.history.length
-        if removed > recorded:
-            self._refuse_rollback(removed)
-        if recorded == 0:
-            return
-        assert self.slots is not None
-        kept = recorded - removed
-        if self._owns_last_verify():
-            self.runner.commit(self.slots, kept)
-        elif kept:
-            self._replay(self.slots, kept)
-        counters = self.runner.counters
-        counters.commits += 1
-        counters.drafted += self._drafted
-        counters.accepted += max(self._drafted - removed, 0)
-        self._drafted = 0
-        self.committed += kept
-        self.history.clear()
+        with self.runner.lock:
+            self._require_whole()
+            recorded = self.history.length
+            if removed > recorded:
+                self._refuse_rollback(removed)
+            if recorded == 0:
+                return
+            assert self.slots is not None
+            kept = recorded - removed
+            if self._owns_last_verify():
+                self.runner.commit(self.slots, kept)
+            elif kept:
+                self._replay(self.slots, kept)
+            counters = self.runner.counters
+            counters.commits += 1
+            counters.drafted += self._drafted
+            counters.accepted += max(self._drafted - removed, 0)
+            self._drafted = 0
+            self.committed += kept
+            self.history.clear()
 
     def select_rows(self, rows: list[int]) -> None:
         """Make row i what row ``rows[i]`` was: beams, repeats and selections of a batch.
@@ -176,36 +212,38 @@ class Binding:
         nobody wants any more. So a reorder needs no slot beyond those of the cache, and copies no
         more rows than change.
         """
-        self._require_whole()
-        if self.slots is None or rows == list(range(self.rows)):
-            return
-        old = list(self._lease)
-        new, copies = _share_slots([old[row] for row in rows])
-        kept = set(new)
-        spare = [slot for slot in old if slot not in kept]
-        fresh = self.ledger.take(max(len(copies) - len(spare), 0))
-        targets = (spare + fresh)[: len(copies)]
-        for (row, _), slot in zip(copies, targets, strict=True):
-            new[row] = slot
-        # The lease names fresh slots before they are filled, so that a failure below loses none.
-        self._lease[:] = old + fresh
-        if copies:
-            self.ledger.pool.copy([source for _, source in copies], targets)
-        self._lease[:] = new
-        self.ledger.give_back(spare[len(copies) :])
-        self.history.select_rows(self.runner.index(rows))
-        self.slots = self.runner.index(new)
-        self._step = None
+        with self.runner.lock:
+            self._require_whole()
+            if self.slots is None or rows == list(range(self.rows)):
+                return
+            old = list(self._lease)
+            new, copies = _share_slots([old[row] for row in rows])
+            kept = set(new)
+            spare = [slot for slot in old if slot not in kept]
+            fresh = self.ledger.take(max(len(copies) - len(spare), 0))
+            targets = (spare + fresh)[: len(copies)]
+            for (row, _), slot in zip(copies, targets, strict=True):
+                new[row] = slot
+            # The lease names fresh slots before they are filled: a failure below loses none.
+            self._lease[:] = old + fresh
+            if copies:
+                self.ledger.pool.copy([source for _, source in copies], targets)
+            self._lease[:] = new
+            self.ledger.give_back(spare[len(copies) :])
+            self.history.select_rows(self.runner.index(rows))
+            self.slots = self.runner.index(new)
+            self._step = None
 
     def reset(self) -> None:
         """Forget all tokens and return the slots, so that the cache can be used with any batch."""
-        self.ledger.give_back(list(self._lease))
-        self._lease.clear()
-        self.slots = None
-        self.committed = 0
-        self.history.clear()
-        self._step = None
-        self._drafted = 0
+        with self.runner.lock:
+            self.ledger.give_back(list(self._lease))
+            self._lease.clear()
+            self.slots = None
+            self.committed = 0
+            self.history.clear()
+            self._step = None
+            self._drafted = 0
 
     def adopt_state(self, committed: int, history: History) -> None:
         """Take over the token counts of a state that was written to the leased slots."""
@@ -214,15 +252,16 @@ class Binding:
 
     def __deepcopy__(self, memo: dict[int, object]) -> Binding:
         """Copy the rows into slots of their own; the pool is never copied."""
-        self._require_whole()
-        other = Binding(self.runner, self.ledger, self.num_sites, static=self.static)
-        memo[id(self)] = other
-        if self.slots is not None:
-            other.lease(self.rows)
-            self.ledger.pool.copy(self._lease, other._lease)
-            other.adopt_state(self.committed, self.history.copy())
-            other._drafted = self._drafted
-        return other
+        with self.runner.lock:
+            self._require_whole()
+            other = Binding(self.runner, self.ledger, self.num_convolutions, static=self.static)
+            memo[id(self)] = other
+            if self.slots is not None:
+                other.lease(self.rows)
+                self.ledger.pool.copy(self._lease, other._lease)
+                other.adopt_state(self.committed, self.history.copy())
+                other._drafted = self._drafted
+            return other
 
     def _plan_recorded(self, slots: Tensor, tokens: int) -> tuple[Part, ...]:
         """Prepare the uncommitted chain: what no rollback can reach is kept for certain at once."""
@@ -254,20 +293,18 @@ class Binding:
     def _convolve_recorded(
         self,
         step: _Step,
-        site: ConvSite,
+        conv: ConvModule,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
         residual: bool,
     ) -> Tensor:
-        chain = self.history.chain(site, x)
+        chain = self.history.chain(conv, x)
         outputs = []
         for part in step.parts:
-            if len(step.parts) > 1:
-                self.runner.select(part)
             inputs = chain[:, part.start : part.stop]
-            outputs.append(self.runner.convolve(part, inputs, site, weight, bias, residual))
-        self.history.keep(site, chain, step.parts[-1].start)
+            outputs.append(self.runner.convolve(part, inputs, conv, weight, bias, residual))
+        self.history.keep(conv, chain, step.parts[-1].start)
         y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         return y[:, -step.tokens :]
 

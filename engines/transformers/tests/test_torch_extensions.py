@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sconv_transformers.extensions import hide_broken_extensions
+from sconv_transformers.torch_extensions import hide_broken_extensions
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 

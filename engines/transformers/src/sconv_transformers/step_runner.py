@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from threading import RLock, local
 
 import torch
 from torch import Tensor
 
-from sconv import Backend, ForwardBatch, ShortConvMetadata
+from sconv import Backend, ForwardBatch, ForwardMode, ShortConvMetadata
 
-from .sites import ConvSite
+from .conv_modules import ConvModule
 
 __all__ = ["Counters", "Part", "StepRunner"]
 
@@ -25,7 +26,8 @@ class Counters:
             that outgrows ``max_rollback`` (prompt and first draft together) takes two, and so does
             a rollback that has to be replayed.
         commits: Rollback points, one per target forward of assisted decoding.
-        drafted: Candidate tokens that were verified.
+        drafted: Candidate tokens that were verified; a compiled first forward of a cache, which
+            has them behind its prompt, does not count.
         accepted: Candidate tokens that were kept.
         reorders: Beam reorders.
     """
@@ -54,6 +56,15 @@ class Part:
     start: int
     stop: int
 
+    @property
+    def verifies(self) -> bool:
+        """Whether its tokens may be taken back."""
+        return self.batch.forward_mode is ForwardMode.TARGET_VERIFY
+
+
+class _Announced(local):
+    logits: int | None = None
+
 
 class StepRunner:
     """A backend with its counters.
@@ -63,8 +74,10 @@ class StepRunner:
         max_rollback: Most tokens that a rollback takes back.
         counters: What was called.
         last_verify: The part that the backend's verify windows belong to.
-        announced_logits: ``logits_to_keep`` of the forward that runs now, as far as it is an int.
-            In assisted decoding that is the number of candidates plus one.
+        announced: ``logits_to_keep`` of the forward that runs now in this thread, as far as it is
+            an int. In assisted decoding that is the number of candidates plus one.
+        lock: Held by a thread while it calls the backend or changes slots: a backend is for one
+            thread at a time. No code of the model or of transformers runs under it.
     """
 
     def __init__(self, backend: Backend, max_rollback: int) -> None:
@@ -72,7 +85,9 @@ class StepRunner:
         self.max_rollback = max_rollback
         self.counters = Counters()
         self.last_verify: Part | None = None
-        self.announced_logits: int | None = None
+        self.announced = _Announced()
+        self.lock = RLock()
+        self._current: Part | None = None
 
     def index(self, values: list[int]) -> Tensor:
         """Return an int64 tensor on the backend's device that outlives inference mode."""
@@ -104,18 +119,19 @@ class StepRunner:
         self,
         part: Part,
         x: Tensor,
-        site: ConvSite,
+        conv: ConvModule,
         weight: Tensor,
         bias: Tensor | None,
         residual: bool,
     ) -> Tensor:
         """Run one convolution of a part: ``[B, T, D]`` in and out, T being the part's tokens."""
+        self._make_current(part)
         rows, tokens, dim = x.shape
         y = self.backend.short_conv(
             x.reshape(rows * tokens, dim),
             weight,
-            layer_id=site.layer_id,
-            stream=site.stream,
+            layer_id=conv.layer_id,
+            stream=conv.stream,
             forward_batch=part.batch,
             bias=bias,
             residual=residual,
@@ -123,7 +139,7 @@ class StepRunner:
         return y.view(rows, tokens, dim)
 
     def replay(self, part: Part, inputs: Iterable[tuple[tuple[int, str], Tensor]]) -> None:
-        """Move windows on by inputs that were convolved before, ``[B, T, D]`` each."""
+        """Advance windows by inputs that were convolved before, ``[B, T, D]`` each."""
         kernel = self.backend.spec.kernel_size
         for (layer_id, stream), x in inputs:
             # Only the state matters, so any weight will do; the real one may be offloaded by now.
@@ -135,10 +151,6 @@ class StepRunner:
                 forward_batch=part.batch,
                 residual=False,
             )
-
-    def select(self, part: Part) -> None:
-        """Make a part of a forward of several parts the current one, without a build."""
-        self.backend.forward_metadata = part.metadata
 
     def commit(self, slots: Tensor, tokens: int) -> None:
         """Keep the first ``tokens`` tokens of the last verify step of every row, 0 = none."""
@@ -154,4 +166,17 @@ class StepRunner:
         self.counters.metadata_builds += 1
         metadata = self.backend.forward_metadata
         assert metadata is not None
-        return Part(batch, metadata, start, stop)
+        self._current = Part(batch, metadata, start, stop)
+        return self._current
+
+    def _make_current(self, part: Part) -> None:
+        """Put the step of a part back, where another part or another thread has prepared its own.
+
+        The verify windows of the backend are those of one step. They are given up when an earlier
+        verify step goes on, as it writes to them too.
+        """
+        if self._current is not part:
+            self.backend.forward_metadata = part.metadata
+            self._current = part
+        if self.last_verify is not None and part is not self.last_verify and part.verifies:
+            self.last_verify = None

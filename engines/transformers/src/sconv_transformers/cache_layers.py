@@ -26,7 +26,7 @@ from transformers.cache_utils import (
     StaticLayer,
 )
 
-from .binding import Binding
+from .cache_binding import Binding
 
 __all__ = ["binding_of", "convert", "is_static", "restore"]
 
@@ -89,7 +89,7 @@ def _pooled(stock: type) -> type:
     stock class would change; hence one plain subclass per stock class, with the functions below.
     """
     members: dict[str, Any] = {
-        "__doc__": f"{stock.__name__} whose convolution state lives in an sconv pool.",
+        "__doc__": f"{stock.__name__} whose convolution state is in an sconv pool.",
         "_sconv_stock": stock,
         "is_croppable": property(_is_croppable),
         "reset": _reset,
@@ -117,8 +117,10 @@ def _reset(self: Any) -> None:
 def _reorder_cache(self: Any, beam_idx: Tensor) -> None:
     self._sconv_stock.reorder_cache(self, beam_idx)
     if self._sconv_leads:
-        self._sconv_binding.runner.counters.reorders += 1
-        self._sconv_binding.select_rows(beam_idx.tolist())
+        runner = self._sconv_binding.runner
+        with runner.lock:
+            runner.counters.reorders += 1
+            self._sconv_binding.select_rows(beam_idx.tolist())
 
 
 def _crop(self: Any, tokens_to_remove: int) -> None:
@@ -171,14 +173,20 @@ def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
 
 def _reduce_ex(self: Any, protocol: SupportsIndex) -> NoReturn:
     raise TypeError(
-        "the convolution state of this cache lives in an sconv pool and cannot be pickled; call "
+        "the convolution state of this cache is in an sconv pool and cannot be pickled; call "
         "Attachment.export(cache) first"
     )
 
 
-def _update_conv_state(self: Any, *args: object, **kwargs: object) -> NoReturn:
+def _update_conv_state(
+    self: Any, conv_states: Tensor, state_idx: int = 0, **kwargs: object
+) -> Tensor:
+    advancing = self._sconv_binding.advancing
+    if advancing is not None:
+        full: Tensor = advancing(conv_states, state_idx)
+        return full
     raise RuntimeError(
-        "the convolution state of this cache lives in the sconv pool of an attached model, which "
+        "the convolution state of this cache is in the sconv pool of an attached model, which "
         "is not the model that runs now, is in training mode, or was detached: call "
         "Attachment.export(cache) to turn the cache into a stock one"
     )
