@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
+import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,13 +22,39 @@ if find_spec("torch_npu") is not None:
     hide_broken_extensions()
 
 import transformers
-from transformers import Lfm2Config, Lfm2ForCausalLM
+from transformers import GenerationMixin, Lfm2Config, Lfm2ForCausalLM
 from transformers.models.inkling.configuration_inkling import InklingTextConfig
 from transformers.models.inkling.modeling_inkling import InklingForCausalLM
+from transformers.utils import ModelOutput
 
 from sconv_transformers import Attachment, attach
 
 transformers.logging.set_verbosity_error()
+
+
+def _names_of_5_24() -> None:
+    """Let the tests say ``cache`` to an older release, which says ``past_key_values``."""
+
+    def renamed(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if "cache" in kwargs:
+                kwargs["past_key_values"] = kwargs.pop("cache")
+            return function(self, *args, **kwargs)
+
+        return call
+
+    for owner, name in (
+        (InklingForCausalLM, "forward"),
+        (Lfm2ForCausalLM, "forward"),
+        (GenerationMixin, "generate"),
+    ):
+        setattr(owner, name, renamed(getattr(owner, name)))
+    ModelOutput.cache = property(lambda self: self.past_key_values)
+
+
+if "cache" not in inspect.signature(Lfm2ForCausalLM.forward).parameters:
+    _names_of_5_24()
 
 VOCAB = 96
 #: Smallest rollback bound that the tests below need; short, so that long prompts are cheap.

@@ -31,6 +31,9 @@ __all__ = ["Generation", "Sampling", "Session"]
 #: No model has so many; building the modules of an absurd number would take for ever.
 _MOST_LAYERS = 4096
 
+#: Characters of what transformers says that are shown.
+_MOST_TEXT = 300
+
 _log = logging.getLogger("sconv")
 
 
@@ -238,5 +241,8 @@ def _reason(error: Exception) -> str:
             "it has no model.safetensors; other weights are pickles, which can run code and are "
             "never read: save it with save_pretrained(safe_serialization=True)"
         )
-    first = text.partition("\n")[0]
-    return first if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {first}"
+    if "ignore_mismatched_sizes" in text:
+        return "its weights have other shapes than its config.json says"
+    line = " ".join(text.split())
+    line = line if len(line) <= _MOST_TEXT else line[:_MOST_TEXT] + " ..."
+    return line if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {line}"
