@@ -9,6 +9,7 @@ import pickle
 import pytest
 import torch
 from transformers import DynamicCache
+from transformers.cache_utils import StaticSlidingWindowLayer
 
 from sconv_transformers import attach
 
@@ -378,20 +379,20 @@ def test_a_static_cache_of_lfm2(all_pairs, ragged):
     )
 
 
+#: Before 5.24 a static layer does not say whether its cache is longer than its window.
+SAYS_ITS_LENGTH = hasattr(StaticSlidingWindowLayer, "is_croppable")
+
+
 def test_a_static_cache_of_sliding_inkling(make_model, ids):
     stock = make_model("inkling", layer_types=["hybrid_sliding"] * 3, sliding_window_size=64)
     attached = copy.deepcopy(stock)
     attach(attached, max_requests=2)
-    outs = [
-        model.generate(
-            ids(2, 7),
-            max_new_tokens=8,
-            do_sample=False,
-            cache_implementation="static",
-            disable_compile=True,
-        )
-        for model in (stock, attached)
-    ]
+    options = {"cache_implementation": "static", "disable_compile": True, "do_sample": False}
+    if not SAYS_ITS_LENGTH:
+        with pytest.raises(ValueError, match="static cache is refused"):
+            attached.generate(ids(2, 7), max_new_tokens=8, **options)
+        return
+    outs = [model.generate(ids(2, 7), max_new_tokens=8, **options) for model in (stock, attached)]
     assert outs[0].tolist() == outs[1].tolist()
 
 
@@ -419,7 +420,7 @@ def test_a_static_cache_is_compiled(make_model, ids):
 @pytest.mark.parametrize(
     ("layer_types", "window", "reason"),
     [
-        (["hybrid_sliding", "hybrid", "hybrid"], 64, "position from a static cache"),
+        (["hybrid_sliding", "hybrid", "hybrid"], 64, "position|masks"),
         (["hybrid_sliding"] * 3, 6, "masks"),
     ],
 )
@@ -428,7 +429,7 @@ def test_a_static_cache_that_stock_gets_wrong_is_refused(
 ):
     model = make_model("inkling", layer_types=layer_types, sliding_window_size=window)
     attachment = attach(model, max_requests=2)
-    with pytest.raises(ValueError, match=f"static cache is refused.*{reason}"):
+    with pytest.raises(ValueError, match=f"static cache is refused.*({reason})"):
         model.generate(
             ids(1, 7),
             max_new_tokens=8,
@@ -440,7 +441,7 @@ def test_a_static_cache_that_stock_gets_wrong_is_refused(
 
 
 def test_static_and_assisted_is_refused(all_pairs, ids):
-    with pytest.raises(ValueError, match="assisted decoding with a static cache is refused"):
+    with pytest.raises(ValueError, match=r"assisted .* with (a )?[Ss]tatic cache"):
         all_pairs["lfm2"].attached.generate(
             ids(1, 7),
             max_new_tokens=8,

@@ -75,6 +75,9 @@ class TinyForCausalLM(PreTrainedModel, GenerationMixin):
         x = self.embed(input_ids)
         for conv in self.convs:
             x = x + conv(x, cache=cache, keep=keep)
+        if cache is not None:
+            # What an attention layer does for the length of the cache.
+            cache.update(x[:, None, :, :1], x[:, None, :, :1], 2)
         return CausalLMOutputWithPast(None, self.head(x[:, -logits_to_keep:]), cache)
 
 
@@ -82,10 +85,10 @@ def _model(model_class: type[TinyForCausalLM] = TinyForCausalLM) -> TinyForCausa
     config = TinyConfig(
         vocab_size=VOCAB,
         hidden_size=DIM,
-        num_hidden_layers=2,
+        num_hidden_layers=3,
         num_attention_heads=2,
         num_key_value_heads=2,
-        layer_types=["conv", "conv"],
+        layer_types=["conv", "conv", "full_attention"],
         initializer_range=1.0,
         pad_token_id=0,
         bos_token_id=None,
