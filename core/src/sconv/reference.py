@@ -79,12 +79,16 @@ def row_conv(
     weight = weight.reshape(dim, kernel_size)
     before = _chain(count) if parents is None else _ints(parents)
 
-    y = torch.zeros(count, dim, dtype=torch.float64)
-    windows = torch.zeros(count, kernel_size - 1, dim, dtype=torch.float64)
+    y = torch.zeros(count, dim, dtype=torch.float64, device="cpu")
+    windows = torch.zeros(count, kernel_size - 1, dim, dtype=torch.float64, device="cpu")
     for t in range(count):
         history = [*window, *(x[node] for node in _path(t, before, kernel_size))]
         taps = history[-kernel_size:]
-        total = torch.zeros(dim, dtype=torch.float64) if bias is None else _exact(bias).clone()
+        total = (
+            torch.zeros(dim, dtype=torch.float64, device="cpu")
+            if bias is None
+            else _exact(bias).clone()
+        )
         for j, tap in enumerate(taps):
             total += tap * weight[:, j]
         if activation is not None:
@@ -217,7 +221,7 @@ def verify(
         activation,
         residual,
     )
-    windows = torch.zeros(rows, draft_token_num, *pool.shape[1:], dtype=torch.float64)
+    windows = torch.zeros(rows, draft_token_num, *pool.shape[1:], dtype=torch.float64, device="cpu")
     for row, slot in enumerate(_ints(slots)):
         if slot != -1:
             for node in range(draft_token_num):
@@ -422,7 +426,7 @@ def _rows(
     """All outputs and, for each row, the window after 0, 1, ... tokens (empty without a slot)."""
     if sum(lengths) > x.shape[0]:
         raise BatchError(f"x has {x.shape[0]} tokens for rows of {sum(lengths)}")
-    y = torch.zeros(x.shape, dtype=torch.float64)
+    y = torch.zeros(x.shape, dtype=torch.float64, device="cpu")
     windows: list[list[Tensor]] = []
     start = 0
     for row, slot in enumerate(_ints(slots)):

@@ -78,9 +78,11 @@ def _decode(info: BackendInfo) -> str:
         window_axis="time" if "time" in can.window_axes else "channel",
     )
     backend = build(info, spec=spec)
-    weight = torch.ones(64, spec.kernel_size, dtype=spec.dtype).to(backend.device)
-    x = torch.ones(1, 64, dtype=spec.dtype).to(backend.device)
-    batch = ForwardBatch.decode(slots=torch.tensor([1]).to(backend.device))
+    weight = torch.ones(64, spec.kernel_size, dtype=spec.dtype, device="cpu").to(backend.device)
+    x = torch.ones(1, 64, dtype=spec.dtype, device="cpu").to(backend.device)
+    batch = ForwardBatch.decode(
+        slots=torch.tensor([1], dtype=torch.int64, device="cpu").to(backend.device)
+    )
     backend.init_forward_metadata(batch)
     y = backend.short_conv(x, weight, layer_id=0, stream="a", forward_batch=batch, residual=False)
     if y.cpu().tolist() != [[1.0] * 64]:

@@ -170,7 +170,7 @@ def _as_tensors_name_it(device: torch.device) -> torch.device:
     if device.index is not None and device.type != "cpu":
         return device
     try:
-        return torch.empty(0, device=device).device
+        return torch.empty(0, device=device, dtype=torch.float32).device
     except Exception:
         # No one type: a torch without CUDA raises AssertionError, a vendor's library what it likes.
         return device

@@ -28,5 +28,5 @@ def node_places(index: Tensor, length: int) -> Tensor:
         index: ``[B, ...]`` int64 positions.
         length: Positions of a row, at least 1.
     """
-    base = torch.arange(0, index.shape[0] * length, length, device=index.device)
+    base = torch.arange(0, index.shape[0] * length, length, device=index.device, dtype=torch.int64)
     return index + base.view(-1, *[1] * (index.dim() - 1))

@@ -348,7 +348,7 @@ class ConvStatePool:
         Raises:
             PoolExhaustedError: Fewer than ``n`` are free; none is taken.
         """
-        return torch.tensor(self._allocator("alloc").take(n), dtype=torch.int64)
+        return torch.tensor(self._allocator("alloc").take(n), dtype=torch.int64, device="cpu")
 
     def free(self, slots: SlotIds) -> None:
         """Take slots back; rows of ``req_to_slot`` that name one of them become -1.

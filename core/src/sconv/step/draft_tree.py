@@ -41,7 +41,9 @@ def parents_from_links(next_token: Tensor, next_sibling: Tensor) -> Tensor:
         )
     named_by = _invert(next_token)  # [B, dtn] parent of a first child
     previous = _invert(next_sibling)  # [B, dtn]
-    node = torch.arange(next_token.shape[1], device=next_token.device).expand_as(named_by)
+    node = torch.arange(next_token.shape[1], device=next_token.device, dtype=torch.int64).expand_as(
+        named_by
+    )
     head = torch.where(previous >= 0, previous, node)
     for _ in range((next_token.shape[1] - 1).bit_length()):
         head = head.gather(1, head)
@@ -96,7 +98,7 @@ def ancestor_taps(parents: Tensor, kernel_size: int, *, out: Tensor | None = Non
         )
 
     parents = parents.to(torch.int64)
-    position = torch.arange(window + dtn, device=parents.device)  # [K-1+dtn]
+    position = torch.arange(window + dtn, device=parents.device, dtype=torch.int64)  # [K-1+dtn]
     inside = (parents >= 0) & (parents < dtn)
     step_back = torch.cat(
         [

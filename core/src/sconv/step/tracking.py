@@ -149,7 +149,7 @@ def _accepted_node(accept_index: Tensor, order: Tensor, draft_token_num: int) ->
         return torch.full_like(order, -1)
     present = (order >= 0) & (order < depth)
     flat = accept_index.to(torch.int64).gather(1, order.clamp(0, depth - 1).unsqueeze(1)).squeeze(1)
-    node = flat - torch.arange(rows, device=flat.device) * draft_token_num
+    node = flat - torch.arange(rows, device=flat.device, dtype=torch.int64) * draft_token_num
     return torch.where(present & (node >= 0) & (node < draft_token_num), node, -1)
 
 

@@ -139,7 +139,7 @@ def _check_tree(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool) -> No
         parents = parents_from_links(batch.next_token, batch.next_sibling)
     else:
         _check_parents(parents)
-    node = torch.arange(parents.shape[1], device=parents.device)
+    node = torch.arange(parents.shape[1], device=parents.device, dtype=torch.int64)
     if spec.draft_topk == 1:
         wrong = (parents != node - 1).any(1)
     else:
@@ -162,7 +162,7 @@ def _check_tree(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool) -> No
 
 
 def _check_parents(parents: Tensor) -> None:
-    node = torch.arange(parents.shape[1], device=parents.device)
+    node = torch.arange(parents.shape[1], device=parents.device, dtype=torch.int64)
     wrong = (parents < -1) | (parents >= node)
     if bool(wrong.any()):
         row, column = wrong.nonzero()[0].tolist()

@@ -142,4 +142,6 @@ def load_into(batch: ForwardBatch, other: ForwardBatch) -> None:
 def refill(harness: Harness) -> None:
     """Write new values into the live slots."""
     for layer in harness.backend.pool.layers:
-        layer[harness.live] = torch.randn(len(harness.live), *layer.shape[1:]).to(layer)
+        layer[harness.live] = torch.randn(
+            len(harness.live), *layer.shape[1:], dtype=torch.float32, device="cpu"
+        ).to(layer)

@@ -76,8 +76,10 @@ def digit_inputs(
     device: torch.device | str = "cpu",
 ) -> Tensor:
     """Return ``[T, dim]``; channel c of token t is ``(t + c) mod 10``: swapped channels show."""
-    column = torch.tensor(list(tokens), dtype=torch.int64)[:, None]
-    return ((column + torch.arange(dim)) % 10).to(device=device, dtype=dtype)
+    column = torch.tensor(list(tokens), dtype=torch.int64, device="cpu")[:, None]
+    return ((column + torch.arange(dim, dtype=torch.int64, device="cpu")) % 10).to(
+        device=device, dtype=dtype
+    )
 
 
 def set_window(

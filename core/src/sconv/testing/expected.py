@@ -48,7 +48,7 @@ def expected_step(
     targets = step.snapshot_targets
     match step.mode:
         case ForwardMode.IDLE:
-            return torch.zeros(x.shape, dtype=torch.float64), pool
+            return torch.zeros(x.shape, dtype=torch.float64, device="cpu"), pool
         case ForwardMode.DECODE:
             return reference.decode(**common, track_slots=targets)  # type: ignore[arg-type]
         case ForwardMode.TARGET_VERIFY:

@@ -67,7 +67,7 @@ class Harness:
         self.backend, self.live = backend, list(live)
         self.strided, self.group, self.x_dtype = strided, group, x_dtype
         self.slot_ids, self.null_id = slot_ids, null_id
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator("cpu").manual_seed(seed)
         spec, pool = backend.spec, backend.pool
         for layer in pool.layers:
             poison_(layer)
@@ -221,7 +221,7 @@ class Harness:
                 ),
             )
             # A padded row on the dummy slot reads and writes what means nothing.
-            means = torch.ones(step.num_tokens, dtype=torch.bool)
+            means = torch.ones(step.num_tokens, dtype=torch.bool, device="cpu")
             start = 0
             for slot, length in zip(step.slots, step.lengths, strict=True):
                 means[start : start + length] = slot != 0
@@ -300,4 +300,4 @@ class Harness:
         return self.backend.spec.track_grid
 
     def _random(self, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=self.generator)
+        return torch.randn(shape, generator=self.generator, dtype=torch.float32, device="cpu")

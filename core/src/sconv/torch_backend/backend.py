@@ -153,7 +153,7 @@ class TorchBackend(PluginBackend):
         kept = length
         if meta.num_accept_tokens is not None:
             kept = torch.minimum(meta.num_accept_tokens.clamp(min=0).to(torch.int64), length)
-        column = torch.arange(size, device=start.device)  # [K-1]
+        column = torch.arange(size, device=start.device, dtype=torch.int64)  # [K-1]
         place = (kept - size)[:, None] + column  # [B, K-1], negative = old window
         window = torch.where(place >= 0, place + start, place)
         if not meta.forward_mode.is_ragged:
@@ -161,7 +161,9 @@ class TorchBackend(PluginBackend):
         head = start + column
         spare: Tensor | int = meta.num_tokens
         if not self._ordered:
-            count = torch.arange(self._spare_rows(meta.batch_size), device=start.device)
+            count = torch.arange(
+                self._spare_rows(meta.batch_size), device=start.device, dtype=torch.int64
+            )
             spare = count.view(-1, size) + spare
         target = torch.where(column < length[:, None], head, spare).view(-1)
         return Gathers(window, head.clamp(max=meta.num_tokens - 1), target)
@@ -388,7 +390,7 @@ def _zero_padding(y: Tensor, meta: ShortConvMetadata) -> Tensor:
     live = meta.cache_indices >= 0
     if meta.tokens_per_row is None:
         live = live.index_select(0, meta.si)
-        live &= torch.arange(meta.num_tokens, device=y.device) < meta.cu[-1]
+        live &= torch.arange(meta.num_tokens, device=y.device, dtype=torch.int64) < meta.cu[-1]
     else:
         live = live[:, None].expand(-1, meta.tokens_per_row).reshape(-1)
     return torch.where(live[:, None], y, 0)

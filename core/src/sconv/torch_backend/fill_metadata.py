@@ -93,7 +93,9 @@ def _fill_lengths(meta: ShortConvMetadata, batch: ForwardBatch) -> None:
         torch.cumsum(batch.extend_seq_lens, 0, dtype=torch.int64, out=meta.cu[1:])
     elif meta.tokens_per_row:
         step = meta.tokens_per_row
-        torch.arange(0, (rows + 1) * step, step, dtype=torch.int64, out=meta.cu)
+        torch.arange(
+            0, (rows + 1) * step, step, dtype=torch.int64, device=meta.cu.device, out=meta.cu
+        )
     else:
         meta.cu.zero_()
     meta.query_start_loc.copy_(meta.cu)
@@ -113,7 +115,7 @@ def _fill_rows_of_tokens(meta: ShortConvMetadata, buffers: MetadataBuffers) -> N
     if meta.num_tokens == 0:
         return
     if meta.tokens_per_row == 1:
-        torch.arange(0, meta.num_tokens, dtype=torch.int32, out=meta.si)
+        torch.arange(0, meta.num_tokens, dtype=torch.int32, device=meta.si.device, out=meta.si)
         return
     # A running count of rows that have started is the row of a token; rows of length 0 start where
     # their successor does and are skipped by it. Costs B + T, where a comparison costs B x T.
@@ -144,7 +146,7 @@ def _fill_snapshots(
         lengths = meta.cu[1:] - meta.cu[:-1]
         wanted &= (tokens >= 0) & (tokens <= lengths)
         window = pool.spec.window_size
-        column = torch.arange(window, device=tokens.device)
+        column = torch.arange(window, device=tokens.device, dtype=torch.int64)
         source = (tokens - window)[:, None] + column  # [B, K-1], negative = old window
         source = torch.where(source >= 0, source + meta.cu[:-1, None], source)
         meta.track_conv_indices.copy_(torch.where(wanted[:, None], source, 0))

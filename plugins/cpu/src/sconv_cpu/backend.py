@@ -37,7 +37,7 @@ class CpuBackend(TorchBackend):
         super().__init__(spec=spec, device=device, pool=pool)
         self._single_rows: dict[int, SingleRow] = {}
         self._many_rows: dict[tuple[int, bool], ManyRows] = {}
-        self._scratch = torch.empty(0, dtype=spec.dtype)
+        self._scratch = torch.empty(0, dtype=spec.dtype, device="cpu")
 
     @hookimpl
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
@@ -104,7 +104,7 @@ class CpuBackend(TorchBackend):
         if self._scratch.numel() < size:
             # A tensor made under inference mode could not be written outside of it later.
             with torch.inference_mode(False):
-                self._scratch = torch.empty(size, dtype=self.spec.dtype)
+                self._scratch = torch.empty(size, dtype=self.spec.dtype, device="cpu")
         return state.read(meta.safe_idx, out=self._scratch[:size].view(shape))
 
     def _decode_single(self, x: Tensor, conv: ConvParams, window: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class SingleRow:
     def __init__(self, dim: int, width: int) -> None:
         # A tensor made under inference mode could not be written outside of it later.
         with torch.inference_mode(False):
-            self.rows = torch.empty(2 * width, dim)
+            self.rows = torch.empty(2 * width, dim, dtype=torch.float32, device="cpu")
             parts = self.rows.split(1)
             self.after = self.rows[1:width]
         self.inputs, self.columns = parts[:width], parts[width:]
@@ -56,8 +56,8 @@ class ManyRows:
         self, rows: int, dim: int, width: int, dtype: torch.dtype, *, residual: bool
     ) -> None:
         with torch.inference_mode(False):
-            inputs = torch.empty((rows, width + residual, dim), dtype=dtype)
-            weight = torch.ones((dim, width + residual), dtype=dtype)
+            inputs = torch.empty((rows, width + residual, dim), dtype=dtype, device="cpu")
+            weight = torch.ones((dim, width + residual), dtype=dtype, device="cpu")
             self.before, self.token = inputs[:, : width - 1], inputs[:, width - 1 :]
             self.after, self.taps = inputs[:, 1:width], weight[:, :width]
             self.image, self.kernel = onednn.as_image(inputs), onednn.as_kernel(weight)

@@ -55,6 +55,10 @@ def as_kernel(weight: Tensor) -> Tensor:
 
 def convolve_image(image: Tensor, kernel: Tensor, *, padding: int = 0) -> Tensor:
     """Convolve each channel on its own: ``[N, D, n + K-1, 1]`` into ``[N, D, n, 1]``."""
+    if torch.is_autocast_enabled("cpu"):
+        # It would convolve in its own dtype, and results may not depend on the process.
+        with torch.autocast("cpu", enabled=False):
+            return convolve_image(image, kernel, padding=padding)
     return functional.conv2d(image, kernel, groups=image.shape[1], padding=(padding, 0))
 
 
@@ -76,15 +80,18 @@ def matches_plain_torch(dtype: torch.dtype, kernel_size: int) -> bool:
     absorbed depending on when it is added: another order of the taps, or a sum narrower than
     float32, changes the result in its leading digits.
     """
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     for rows, length, dim in ((1, 1, 64), (1, 37, 130), (5, 1, 48), (3, 7, 256)):
         shape = (rows, length + kernel_size - 1, dim)
-        small = torch.randn(shape, generator=generator) / 4096
-        large = torch.randint(-1, 2, shape, generator=generator) * 32768.0
+        small = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu") / 4096
+        large = torch.randint(-1, 2, shape, generator=generator, dtype=torch.int64, device="cpu")
+        large = large.to(torch.float32) * 32768.0
         inputs = torch.where(large == 0, small, large).to(dtype)
-        signs = torch.randint(0, 2, (dim, kernel_size), generator=generator)
+        signs = torch.randint(
+            0, 2, (dim, kernel_size), generator=generator, dtype=torch.int64, device="cpu"
+        )
         weight = (2 * signs - 1).to(dtype)
-        plain = torch.empty(rows, length, dim, dtype=dtype)
+        plain = torch.empty(rows, length, dim, dtype=dtype, device="cpu")
         convolve(inputs, ConvParams(weight, None, None, False), out=plain)
         if not torch.equal(plain, conv_rows(inputs, weight)):
             return False

@@ -180,7 +180,7 @@ def _build_table(spec: StateSpec, pool: ConvStatePool) -> _Table:
     whole = all(row[column] % VECTOR == 0 for row in rows for column in counted)
     whole &= all(base.data_ptr() % ALIGNMENT == 0 for base in (states[0], windows[0]))
     vec = VECTOR if whole else 1
-    entries = torch.tensor(rows, dtype=torch.int64)
+    entries = torch.tensor(rows, dtype=torch.int64, device="cpu")
     entries[:, counted] //= vec
     return _Table(
         states=states,

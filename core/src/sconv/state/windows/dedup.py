@@ -69,7 +69,7 @@ class DedupWindows(VerifyWindows):
     def window_after(self, layer_id: int, steps: Tensor, state: Tensor, *, tree: bool) -> Tensor:
         """See :meth:`VerifyWindows.window_after`."""
         layer = self.layers[layer_id][: steps.shape[0]]
-        column = torch.arange(self._spec.window_size, device=steps.device)
+        column = torch.arange(self._spec.window_size, device=steps.device, dtype=torch.int64)
         source = steps[:, None] + column  # [B, K-1]
         if self._spec.window_axis == "time":
             return select_nodes(layer, source)

@@ -79,7 +79,7 @@ class InputWindows(VerifyWindows):
             place = node_places(steps, self.paths.shape[1])
             path = self.paths.flatten(0, 1).index_select(0, place).to(torch.int64)  # [B, K-1]
         else:
-            column = torch.arange(1, self._spec.kernel_size, device=steps.device)
+            column = torch.arange(1, self._spec.kernel_size, device=steps.device, dtype=torch.int64)
             path = steps[:, None] + column
         old = state if time else state.transpose(1, 2)
         window = select_nodes(torch.cat([old, self.layers[layer_id][:rows]], dim=1), path)
