@@ -16,6 +16,7 @@ from ..state.spec import StateSpec
 from ..step.batch import ForwardBatch
 from ..step.conv_checks import check_conv
 from ..step.metadata import ShortConvMetadata
+from .process import plain_arithmetic, touches_arithmetic
 
 if TYPE_CHECKING:
     from ..discovery.observers import Observers
@@ -33,6 +34,7 @@ class Backend:
     __slots__ = (
         "_commit",
         "_conv_state_metadata",
+        "_device_type",
         "_direct",
         "_impl",
         "_in_graph",
@@ -62,6 +64,7 @@ class Backend:
         self.info = info
         self.spec = spec
         self.device = device
+        self._device_type = device.type
         self._impl = implementation
         self._direct = hooks
         self._observers = observers
@@ -176,9 +179,8 @@ class Backend:
             MetadataError: The prepared step has another mode or another number of rows or, where
                 values are checked, other rows, lengths or trees.
         """
-        if torch.is_grad_enabled():
-            # State outlives the step, so it must not hold the step's autograd graph.
-            with torch.no_grad():
+        if touches_arithmetic(self._device_type):
+            with plain_arithmetic(self._device_type):
                 return self.short_conv(
                     x,
                     weight,
@@ -232,8 +234,8 @@ class Backend:
             BatchError: The sequences differ in length, name a stream twice, or hold a bad argument;
                 nothing changed.
         """
-        if torch.is_grad_enabled():
-            with torch.no_grad():
+        if touches_arithmetic(self._device_type):
+            with plain_arithmetic(self._device_type):
                 return self.short_conv_group(
                     xs,
                     weights,
@@ -330,6 +332,15 @@ class Backend:
             BatchError: An argument has the wrong shape, dtype or device; nothing changed.
             MetadataError: There was no verify step.
         """
+        if touches_arithmetic(self._device_type):
+            with plain_arithmetic(self._device_type):
+                self.update_mamba_state_after_mtp_verify(
+                    last_correct_step_indices,
+                    mamba_track_indices,
+                    mamba_steps_to_track,
+                    req_pool_indices,
+                )
+            return
         if req_pool_indices is None:
             raise TypeError(
                 "update_mamba_state_after_mtp_verify: req_pool_indices is missing; without it the "

@@ -143,5 +143,9 @@ def refill(harness: Harness) -> None:
     """Write new values into the live slots."""
     for layer in harness.backend.pool.layers:
         layer[harness.live] = torch.randn(
-            len(harness.live), *layer.shape[1:], dtype=torch.float32, device="cpu"
+            len(harness.live),
+            *layer.shape[1:],
+            generator=harness.generator,
+            dtype=torch.float32,
+            device="cpu",
         ).to(layer)

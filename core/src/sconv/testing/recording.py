@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from ..engine.process import plain_arithmetic
 
 __all__ = ["HostSyncError", "Recording", "record"]
 
@@ -92,7 +93,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def replay(self) -> None:
         """Run the operators again, in order, on the tensors of the recorded call."""
-        with torch.no_grad():
+        # A device's graph repeats kernels, whatever autograd and autocast are by then.
+        with plain_arithmetic("cpu"):
             for call in self.calls:
                 call.run()
 

@@ -55,10 +55,6 @@ def as_kernel(weight: Tensor) -> Tensor:
 
 def convolve_image(image: Tensor, kernel: Tensor, *, padding: int = 0) -> Tensor:
     """Convolve each channel on its own: ``[N, D, n + K-1, 1]`` into ``[N, D, n, 1]``."""
-    if torch.is_autocast_enabled("cpu"):
-        # It would convolve in its own dtype, and results may not depend on the process.
-        with torch.autocast("cpu", enabled=False):
-            return convolve_image(image, kernel, padding=padding)
     return functional.conv2d(image, kernel, groups=image.shape[1], padding=(padding, 0))
 
 
