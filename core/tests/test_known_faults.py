@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "reference" / "known-faults.md"
 KINDS = (
-    "adopt|amb|cap|cli|dev|doc|err|graph|hfpad|hook|kern|layout|len|mem|mut|pad|plug|"
+    "adopt|amb|cap|cli|dev|doc|err|graph|hf|hook|kern|layout|len|mem|mut|pad|plug|"
     "slot|spec|track|type"
 )
 
