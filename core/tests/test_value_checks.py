@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sconv import BatchError, ConvStatePool, ForwardBatch, StateSpec, Stream
 from sconv.step.batch_checks import check_batch
-from sconv.step.value_checks import check_request_rows, strict, values_are_checked
+from sconv.step.value_checks import strict, values_are_checked
 from sconv.testing.digits import fill_pool, read_window
 from sconv.torch_backend.backend import TorchBackend
 
@@ -88,9 +88,10 @@ def test_virtual_ids_are_bounded_by_their_table() -> None:
 
 @pytest.mark.parametrize("bad", [-1, 5])
 def test_request_rows_have_a_range(bad: int) -> None:
-    check_request_rows(ids(0, 4), SPEC)
+    pool = ConvStatePool(SPEC)
+    pool.check_request_rows(ids(0, 4))
     with pytest.raises(BatchError, match=f"req_pool_indices holds {bad}: expected 0 to 4"):
-        check_request_rows(ids(2, bad), SPEC)
+        pool.check_request_rows(ids(2, bad))
 
 
 def tracked(kind: str, slots: Tensor, targets: Tensor, **options: Any) -> ForwardBatch:

@@ -97,12 +97,7 @@ if TYPE_CHECKING:
     from .torch_backend.convolution import (
         sum_taps as sum_taps,
     )
-    from .torch_backend.fill_metadata import (
-        fill_metadata as fill_metadata,
-    )
-    from .torch_backend.fill_metadata import (
-        lookup_slots as lookup_slots,
-    )
+    from .torch_backend.fill_metadata import fill_metadata as fill_metadata
     from .torch_backend.state_rows import StateRows as StateRows
 
 #: Where each name is defined. Type checkers read the imports above.
@@ -126,7 +121,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "torch_backend.backend": ("TorchBackend",),
     "torch_backend.base": ("PluginBackend",),
     "torch_backend.convolution": ("ConvParams", "convolve", "sum_taps"),
-    "torch_backend.fill_metadata": ("fill_metadata", "lookup_slots"),
+    "torch_backend.fill_metadata": ("fill_metadata",),
     "torch_backend.state_rows": ("StateRows",),
 }
 __all__ = [name for names in _HOMES.values() for name in names]

@@ -233,13 +233,13 @@ def test_graph_6_an_idle_step_forgets_the_batch_before() -> None:
 def test_graph_8_a_step_is_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four layers of four convolutions, three steps."""
     lookups = []
-    lookup = sconv.plugin.lookup_slots
+    lookup = sconv.ConvStatePool.lookup_slots
 
     def counted(*args: Any, **kwargs: Any) -> None:
         lookups.append(args)
         lookup(*args, **kwargs)
 
-    monkeypatch.setattr(sconv.torch_backend.fill_metadata, "lookup_slots", counted)
+    monkeypatch.setattr(sconv.ConvStatePool, "lookup_slots", counted)
     streams = ("k", "v", "attn", "mlp")
     backend = cpu(num_layers=4, streams=streams)
     fill_pool(backend.pool, {3: [1, 2, 3], 4: [4, 5, 6], 7: [2, 2, 2]})

@@ -13,7 +13,7 @@ MOVED: Final[dict[str, str]] = {
     "sconv.batch": "from sconv import ForwardBatch, ForwardMode",
     "sconv.checks": "from sconv.plugin import check_batch, check_commit",
     "sconv.dense": "from sconv.plugin import TorchBackend (it was DenseBackend)",
-    "sconv.dense_metadata": "from sconv.plugin import fill_metadata, lookup_slots",
+    "sconv.dense_metadata": "from sconv.plugin import fill_metadata (look up slots in the pool)",
     "sconv.dense_ops": "from sconv.plugin import convolve, sum_taps",
     "sconv.graphs": "from sconv.plugin import capture, has_graphs",
     "sconv.hybrid": "from sconv import HybridBackend",

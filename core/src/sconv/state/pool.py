@@ -303,6 +303,46 @@ class ConvStatePool:
             self.virtual_to_physical, Tensor
         )
 
+    def lookup_slots(
+        self, req_pool_indices: Tensor | None, slots: Tensor | None, *, out: Tensor
+    ) -> None:
+        """Write the engine's slot id of each row to ``out``, -1 where no row is named. In graph.
+
+        Args:
+            req_pool_indices: ``[B]`` int32 or int64 request rows, or None.
+            slots: ``[B]`` int32 or int64 slot ids, or None.
+            out: ``[B]`` int32 or int64.
+
+        Raises:
+            BatchError: A request row is out of range, and the memory is the host's.
+        """
+        if slots is not None:
+            out.copy_(slots)
+        elif req_pool_indices is not None:
+            try:
+                if out.dtype is self.req_to_slot.dtype:
+                    torch.index_select(self.req_to_slot, 0, req_pool_indices, out=out)
+                    return
+                slot_of_row = self.req_to_slot.index_select(0, req_pool_indices)
+            except IndexError:
+                # Only host memory notices, and its message names neither the row nor the bound.
+                self.check_request_rows(req_pool_indices)
+                raise
+            out.copy_(slot_of_row)
+        else:
+            out.fill_(-1)
+
+    def check_request_rows(self, rows: Tensor) -> None:
+        """Check the values of request rows. Reads them on the host.
+
+        Raises:
+            BatchError: One is out of range.
+        """
+        most = self.spec.max_requests
+        wrong = [row for row in rows.tolist() if not 0 <= row <= most]
+        if wrong:
+            raise BatchError(f"req_pool_indices holds {wrong[0]}: expected 0 to {most}")
+
     def translate_(self, ids: Tensor) -> Tensor:
         """Turn the engine's slot ids into rows of the pool, in place; every "no slot" becomes -1.
 

@@ -131,7 +131,7 @@ class MetadataBuffers:
         self._spec = spec
         self._static = only is None
         self._device = device
-        empty = self.empty
+        empty = self.allocate
         self._cache_indices = empty(max_bs, dtype=torch.int32)
         self._cache_mask = empty(max_bs, 1, 1, dtype=torch.bool)
         self._safe_idx = empty(max_bs, dtype=torch.int64)
@@ -180,7 +180,7 @@ class MetadataBuffers:
         """
         # A tensor made under inference mode could not be filled outside of it later.
         with torch.inference_mode(False):
-            return self.empty(
+            return self.allocate(
                 self.max_bs,
                 self._spec.max_draft_tokens * self._spec.kernel_size,
                 dtype=torch.int64,
@@ -189,19 +189,19 @@ class MetadataBuffers:
     @cached_property
     def host_slots(self) -> Tensor:
         """See the class."""
-        return self.empty(self.max_bs, dtype=torch.int64)
+        return self.allocate(self.max_bs, dtype=torch.int64)
 
     @cached_property
     def host_tracks(self) -> Tensor:
         """See the class."""
-        return self.empty(self.max_bs, dtype=torch.int64)
+        return self.allocate(self.max_bs, dtype=torch.int64)
 
     @cached_property
     def starts(self) -> Tensor:
         """See the class."""
-        return self.empty(self.max_num_tokens + 1, dtype=torch.int32)
+        return self.allocate(self.max_num_tokens + 1, dtype=torch.int32)
 
-    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+    def allocate(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Return memory for the steps that the buffers are for.
 
         Raises:

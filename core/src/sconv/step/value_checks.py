@@ -23,7 +23,6 @@ from .tracking import crossing_steps
 __all__ = [
     "MOST_TOKENS",
     "check_physical",
-    "check_request_rows",
     "check_values",
     "strict",
     "values_are_checked",
@@ -43,15 +42,6 @@ def strict() -> bool:
     return os.environ.get("SCONV_CHECK", "0") not in ("", "0")
 
 
-def check_request_rows(rows: Tensor, spec: StateSpec) -> None:
-    """Check the values of request rows. Reads them on the host.
-
-    Raises:
-        BatchError: One is out of range.
-    """
-    _check_range("req_pool_indices", rows, 0, spec.max_requests)
-
-
 def check_values(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool) -> None:
     """Check the values of a batch whose shapes are right. Out of graph; reads them on the host.
 
@@ -61,7 +51,7 @@ def check_values(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool) -> N
     if batch.batch_size == 0:
         return
     if batch.req_pool_indices is not None:
-        slots = _slots_of_requests(batch.req_pool_indices, spec, pool)
+        slots = _slots_of_requests(batch.req_pool_indices, pool)
         if pool.virtual_to_physical is None:
             check_physical("req_to_slot", slots, pool)
     if not pool.translates_on_host:
@@ -95,15 +85,15 @@ def check_values(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool) -> N
         _check_undefined(batch, pool)
 
 
-def _slots_of_requests(rows: Tensor, spec: StateSpec, pool: ConvStatePool) -> Tensor:
+def _slots_of_requests(rows: Tensor, pool: ConvStatePool) -> Tensor:
     """``[B]`` int32, what ``req_to_slot`` has for the rows, which are checked by the look-up."""
     if rows.device.type != "cpu":
-        check_request_rows(rows, spec)
+        pool.check_request_rows(rows)
     try:
         return pool.req_to_slot.index_select(0, rows)
     except IndexError:
         # Its message names neither the row nor the bound.
-        check_request_rows(rows, spec)
+        pool.check_request_rows(rows)
         raise
 
 

@@ -25,8 +25,8 @@ from ..step.batch import ForwardBatch, ForwardMode
 from ..step.batch_checks import check_commit
 from ..step.metadata import MetadataBuffers, ShortConvMetadata
 from .base import PluginBackend
-from .convolution import ConvParams, convolve, convolve_step, gather_windows
-from .fill_metadata import fill_metadata, lookup_slots
+from .convolution import ConvParams, convolve, convolve_step
+from .fill_metadata import fill_metadata
 from .state_rows import StateRows
 
 __all__ = ["Gathers", "StepPlan", "TorchBackend"]
@@ -88,7 +88,7 @@ class TorchBackend(PluginBackend):
         rows, size = buffers.max_bs, self.spec.window_size
         self._static = Gathers(
             *(
-                buffers.empty(*shape, dtype=torch.int64)
+                buffers.allocate(*shape, dtype=torch.int64)
                 for shape in ((rows, size), (rows, size), (rows * size,))
             )
         )
@@ -203,22 +203,12 @@ class TorchBackend(PluginBackend):
         old = self._read_once(state, meta)  # [B, K-1, D]
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         convolve_step(old, x, conv, out=y)
-        self._append(x, state, old, meta)
+        state.append(x, old, meta)
         return y
 
     def _read_once(self, state: StateRows, meta: ShortConvMetadata) -> Tensor:
         """Return the rows' windows, of no use after the call; a plugin may keep memory for them."""
         return state.read(meta.safe_idx)
-
-    def _append(self, x: Tensor, state: StateRows, old: Tensor, meta: ShortConvMetadata) -> None:
-        """Move windows on by one token per row, and take the snapshots that are due."""
-        if not meta.tracks and not meta.padded:
-            state.append(meta.safe_idx, old, x)
-            return
-        new = torch.cat([old[:, 1:], x.to(old.dtype)[:, None]], dim=1)
-        if meta.tracks:
-            self._snapshot(state, meta, new)
-        state.write(meta.safe_idx, torch.where(meta.writes[:, None, None], new, old))
 
     def _extend(
         self, x: Tensor, conv: ConvParams, state: StateRows, meta: ShortConvMetadata
@@ -236,7 +226,7 @@ class TorchBackend(PluginBackend):
         head = torch.empty_like(first)
         self._convolve(torch.cat([fresh, first], dim=1), conv, head)
         storage.index_copy_(0, gathers.head_target, head.view(-1, dim))
-        self._advance(x, state, old, fresh, meta)
+        state.advance(x, self._gathers_for(meta).window, old, fresh, meta)
         return storage[:tokens]
 
     def _draft(
@@ -263,7 +253,7 @@ class TorchBackend(PluginBackend):
         if meta.forward_mode is ForwardMode.TARGET_VERIFY:
             self.pool.windows.store(layer_id, stream, inputs, meta.tree_taps)
         else:
-            self._advance(x, state, old, fresh, meta)
+            state.advance(x, self._gathers_for(meta).window, old, fresh, meta)
         return y.view(-1, dim)
 
     def _convolve_packed(self, x: Tensor, conv: ConvParams) -> Tensor:
@@ -288,29 +278,6 @@ class TorchBackend(PluginBackend):
         """Convolve ``[N, n + K-1, D]`` into ``[N, n, D]``; a plugin may know a faster way."""
         convolve(inputs, conv, out=out)
 
-    def _advance(
-        self, x: Tensor, state: StateRows, old: Tensor, fresh: Tensor, meta: ShortConvMetadata
-    ) -> None:
-        """Write the rows' windows after the step, and the snapshots that are due.
-
-        Args:
-            x: ``[T, D]`` packed tokens.
-            state: The stream's state.
-            old: ``[B, K-1, D]``, what the rows hold.
-            fresh: The same, zero where a row starts afresh.
-            meta: The step.
-        """
-        if meta.tracks:
-            self._snapshot(state, meta, gather_windows(meta.track_conv_indices, fresh, x))
-        new = gather_windows(self._gathers_for(meta).window, fresh, x)
-        state.write(meta.safe_idx, torch.where(meta.writes[:, None, None], new, old))
-
-    def _snapshot(self, state: StateRows, meta: ShortConvMetadata, windows: Tensor) -> None:
-        target = meta.track_cache_indices.clamp(min=0)
-        # What a snapshot in the dummy would hold means nothing, and several could be due there.
-        due = (meta.track_cache_indices > 0)[:, None, None]
-        state.write(target, torch.where(due, windows, state.read(target)))
-
     @hookimpl
     def update_mamba_state_after_mtp_verify(
         self,
@@ -333,9 +300,9 @@ class TorchBackend(PluginBackend):
         )
         slots = torch.empty(rows, dtype=torch.int64, device=self.device)
         if self.verify_by_slots:
-            lookup_slots(self.pool, None, req_pool_indices, out=slots)
+            self.pool.lookup_slots(None, req_pool_indices, out=slots)
         else:
-            lookup_slots(self.pool, req_pool_indices, None, out=slots)
+            self.pool.lookup_slots(req_pool_indices, None, out=slots)
         self.pool.translate_(slots)
         kept = last_correct_step_indices
         live = (slots > 0) & (slots < self.pool.num_rows) & self._is_node(kept)

@@ -21,7 +21,6 @@ from ..step.batch import ForwardBatch, ForwardMode, check_is_batch
 from ..step.batch_checks import check_batch
 from ..step.metadata import MetadataBuffers, ShortConvMetadata
 from ..step.value_checks import MOST_TOKENS, check_physical, values_are_checked
-from .fill_metadata import lookup_slots
 
 __all__ = ["PluginBackend"]
 
@@ -230,7 +229,7 @@ class PluginBackend:
         if not self.pool.translates_on_host:
             return None
         slots = torch.empty(batch.batch_size, dtype=torch.int64, device=self.device)
-        lookup_slots(self.pool, batch.req_pool_indices, batch.slots, out=slots)
+        self.pool.lookup_slots(batch.req_pool_indices, batch.slots, out=slots)
         self.pool.translate_(slots)
         tracks = batch.mamba_track_indices
         if tracks is not None:

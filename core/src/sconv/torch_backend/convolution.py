@@ -12,13 +12,10 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from ..state.indexing import select_nodes
-
 __all__ = [
     "ConvParams",
     "convolve",
     "convolve_step",
-    "gather_windows",
     "sum_taps",
 ]
 
@@ -149,21 +146,3 @@ def _round_sum(
     acc = sum_taps(taps, columns, conv, out=direct)
     if direct is None:
         out.copy_(acc)
-
-
-def gather_windows(source: Tensor, old: Tensor, x: Tensor) -> Tensor:
-    """Assemble windows from packed tokens and old windows; a pure selection. In graph.
-
-    Args:
-        source: ``[B, K-1]`` int64: a packed token, or -1 to -(K-1) for the newest to the oldest
-            column of the row's old window.
-        old: ``[B, K-1, D]`` old windows, zero where a row starts afresh.
-        x: ``[T, D]`` packed tokens, T >= 1.
-
-    Returns:
-        ``[B, K-1, D]`` in old's dtype.
-    """
-    window = old.shape[1]
-    tokens = x.index_select(0, source.clamp(min=0).view(-1)).view(old.shape).to(old.dtype)
-    columns = (source + window).clamp(0, window - 1)
-    return torch.where((source >= 0)[:, :, None], tokens, select_nodes(old, columns))

@@ -14,34 +14,8 @@ from ..step.batch import ForwardBatch, ForwardMode
 from ..step.draft_tree import ancestor_taps, parents_from_links
 from ..step.metadata import MetadataBuffers, ShortConvMetadata
 from ..step.tracking import crossing_steps
-from ..step.value_checks import check_request_rows
 
-__all__ = ["fill_metadata", "lookup_slots"]
-
-
-def lookup_slots(
-    pool: ConvStatePool, req_pool_indices: Tensor | None, slots: Tensor | None, *, out: Tensor
-) -> None:
-    """Write the engine's slot id of each row to ``out`` (``[B]`` int32 or int64). In graph.
-
-    Raises:
-        BatchError: A request row is out of range, and the memory is the host's.
-    """
-    if slots is not None:
-        out.copy_(slots)
-    elif req_pool_indices is not None:
-        try:
-            if out.dtype is pool.req_to_slot.dtype:
-                torch.index_select(pool.req_to_slot, 0, req_pool_indices, out=out)
-                return
-            slot_of_row = pool.req_to_slot.index_select(0, req_pool_indices)
-        except IndexError:
-            # Only host memory notices, and its message names neither the row nor the bound.
-            check_request_rows(req_pool_indices, pool.spec)
-            raise
-        out.copy_(slot_of_row)
-    else:
-        out.fill_(-1)
+__all__ = ["fill_metadata"]
 
 
 def fill_metadata(
@@ -62,7 +36,7 @@ def fill_metadata(
     if pool.translates_on_host:
         meta.cache_indices.copy_(buffers.host_slots[: meta.batch_size])
     else:
-        lookup_slots(pool, batch.req_pool_indices, batch.slots, out=meta.cache_indices)
+        pool.lookup_slots(batch.req_pool_indices, batch.slots, out=meta.cache_indices)
         pool.translate_(meta.cache_indices)
     meta.safe_idx.copy_(meta.cache_indices).clamp_(min=0)
     torch.ge(meta.cache_indices, 0, out=meta.writes)

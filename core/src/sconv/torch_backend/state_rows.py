@@ -1,4 +1,4 @@
-"""One stream's state, read and written by row, whatever axis its windows lie along."""
+"""One stream's state, read, advanced and written by row, whatever the axis of its windows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-__all__ = ["StateRows"]
+from ..state.indexing import select_nodes
+from ..step.metadata import ShortConvMetadata
+
+__all__ = ["StateRows", "gather_windows"]
 
 #: Elements up to which one copy of elements is faster than two of words.
 _FEW: Final = 1 << 14
@@ -17,7 +20,7 @@ _WORDS: Final = (torch.complex128, torch.int64)
 
 
 class StateRows:
-    """Gathers and scatters windows of one stream of one layer; pure moves, in graph.
+    """Gathers, advances and scatters windows of one stream of one layer; pure moves, in graph.
 
     Callers see time-major windows, ``[B, K-1, D]`` with the oldest input first.
 
@@ -77,9 +80,48 @@ class StateRows:
             return
         self._words.index_copy_(0, rows, self._as_words(values))
 
-    def append(self, rows: Tensor, old: Tensor, x: Tensor) -> None:
-        """Move windows on by one token: drop the oldest of ``old``, append ``x`` (``[B, D]``)."""
-        x = x.to(old.dtype)
+    def append(self, x: Tensor, old: Tensor, meta: ShortConvMetadata) -> None:
+        """Advance windows by one token per row, and take the snapshots that are due.
+
+        Args:
+            x: ``[B, D]`` tokens.
+            old: ``[B, K-1, D]``, what the rows hold.
+            meta: The step.
+        """
+        if not meta.tracks and not meta.padded:
+            self._shift(meta.safe_idx, old, x.to(old.dtype))
+            return
+        new = torch.cat([old[:, 1:], x.to(old.dtype)[:, None]], dim=1)
+        if meta.tracks:
+            self._snapshot(meta, new)
+        self.write(meta.safe_idx, torch.where(meta.writes[:, None, None], new, old))
+
+    def advance(
+        self, x: Tensor, source: Tensor, old: Tensor, fresh: Tensor, meta: ShortConvMetadata
+    ) -> None:
+        """Write the rows' windows after a step of any lengths, and take the snapshots that are due.
+
+        Args:
+            x: ``[T, D]`` packed tokens.
+            source: ``[B, K-1]`` int64, where the window after the step comes from, as for
+                :func:`gather_windows`.
+            old: ``[B, K-1, D]``, what the rows hold.
+            fresh: The same, zero where a row starts afresh.
+            meta: The step.
+        """
+        if meta.tracks:
+            self._snapshot(meta, gather_windows(meta.track_conv_indices, fresh, x))
+        new = gather_windows(source, fresh, x)
+        self.write(meta.safe_idx, torch.where(meta.writes[:, None, None], new, old))
+
+    def _snapshot(self, meta: ShortConvMetadata, windows: Tensor) -> None:
+        target = meta.track_cache_indices.clamp(min=0)
+        # Several snapshots could be due in the dummy, whose content is undefined.
+        due = (meta.track_cache_indices > 0)[:, None, None]
+        self.write(target, torch.where(due, windows, self.read(target)))
+
+    def _shift(self, rows: Tensor, old: Tensor, x: Tensor) -> None:
+        """Drop the oldest token of ``old`` and append ``x``, ``[B, D]`` in the same dtype."""
         if self._older is None or self._newest is None:
             self.write(rows, torch.cat([old[:, 1:], x[:, None]], dim=1))
             return
@@ -97,6 +139,24 @@ class StateRows:
             # contiguous() would keep what it calls so, such as one row with a stride of its own.
             values = values.clone(memory_format=torch.contiguous_format)
         return values.view(self._word)
+
+
+def gather_windows(source: Tensor, old: Tensor, x: Tensor) -> Tensor:
+    """Assemble windows from packed tokens and old windows; a pure selection. In graph.
+
+    Args:
+        source: ``[B, K-1]`` int64: a packed token, or -1 to -(K-1) for the newest to the oldest
+            column of the row's old window.
+        old: ``[B, K-1, D]`` old windows, zero where a row starts afresh.
+        x: ``[T, D]`` packed tokens, T >= 1.
+
+    Returns:
+        ``[B, K-1, D]`` in old's dtype.
+    """
+    window = old.shape[1]
+    tokens = x.index_select(0, source.clamp(min=0).view(-1)).view(old.shape).to(old.dtype)
+    columns = (source + window).clamp(0, window - 1)
+    return torch.where((source >= 0)[:, :, None], tokens, select_nodes(old, columns))
 
 
 def _fits(tensor: Tensor, word: torch.dtype) -> bool:

@@ -80,7 +80,7 @@ class CpuBackend(TorchBackend):
         kept.taps.copy_(conv.weight)
         y = onednn.convolve_image(kept.image, kept.kernel).view(x.shape)
         if meta.tracks or meta.padded:
-            self._append(x, state, old, meta)
+            state.append(x, old, meta)
         else:
             state.write(meta.safe_idx, kept.after)
         return y

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sconv import ConvStatePool, ForwardBatch
-from sconv.plugin import MetadataBuffers, lookup_slots
+from sconv.plugin import MetadataBuffers
 
 __all__ = ["SlotSource", "Translation", "lookup", "translate", "words"]
 
@@ -103,7 +103,7 @@ class SlotSource:
         if not self._pool.translates_on_host:
             return ids, targets, not are_slots
         slots = torch.empty(ids.shape, dtype=torch.int64, device=ids.device)
-        lookup_slots(self._pool, None if are_slots else ids, ids if are_slots else None, out=slots)
+        self._pool.lookup_slots(None if are_slots else ids, ids if are_slots else None, out=slots)
         self._pool.translate_(slots)
         if targets is not None:
             targets = self._pool.translate_(targets.to(torch.int64, copy=True))
