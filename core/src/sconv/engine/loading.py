@@ -102,7 +102,7 @@ def choose_device(name: str = "auto", device: str | None = None) -> torch.device
             f"expected a device that torch knows, such as {kind} or {kind}:0, not {device!r}"
         ) from exc
     try:
-        return torch.empty(0, device=where).device
+        return torch.empty(0, dtype=torch.float32, device=where).device
     except (RuntimeError, AssertionError) as exc:
         raise SpecError(f"there is no {device!r} here: {one_line_error(exc)}") from exc
 
