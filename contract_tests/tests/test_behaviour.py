@@ -202,13 +202,6 @@ class WarmsUpOnLiveState(TorchBackend):
         self.pool.layers[0].zero_()
 
 
-class LetsRowsShareASlot(TorchBackend):
-    def _plan(self, batch):
-        with pytest.MonkeyPatch.context() as environment:
-            environment.delenv("SCONV_CHECK", raising=False)
-            return super()._plan(batch)
-
-
 def on_weights(change: Callable[[torch.Tensor], torch.Tensor]) -> type:
     class Changes(TorchBackend):
         @hookimpl
@@ -352,7 +345,6 @@ FAULTS = {
     "SCV429": KeepsItsMetadata,
     "SCV430": SnapshotsTheEnd,
     "SCV431": WarmsUpOnLiveState,
-    "SCV432": LetsRowsShareASlot,
     "SCV433": on_weights(flips_if_3d),
     "SCV441": AsksTheDevice,
     "SCV442": AllocatesEachStep,

@@ -8,12 +8,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from sconv import BatchError, ConvStatePool, ForwardBatch, StateSpec, Stream
+from sconv import (
+    CONTRACT_VERSION,
+    Available,
+    BackendInfo,
+    BatchError,
+    ConvStatePool,
+    ForwardBatch,
+    StateSpec,
+    Stream,
+)
+from sconv.engine.checked import checks_state
+from sconv.engine.loading import hold
 from sconv.step.batch_checks import check_batch
-from sconv.step.value_checks import strict, values_are_checked
+from sconv.step.value_checks import check_undefined, values_are_checked
 from sconv.testing.digits import fill_pool, read_window
 from sconv.torch_backend.backend import TorchBackend
 
+INFO = BackendInfo("plain", "cpu", CONTRACT_VERSION, "nowhere:create", Available)
 CPU, META = torch.device("cpu"), torch.device("meta")
 SPEC = StateSpec(
     num_layers=1,
@@ -36,14 +48,13 @@ def test_the_switch(value: str | None, on: bool, monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("SCONV_CHECK", raising=False)
     if value is not None:
         monkeypatch.setenv("SCONV_CHECK", value)
-    assert strict() is on
-    assert values_are_checked(META) is on
+    assert checks_state() is on
+    assert not values_are_checked(META)
     assert values_are_checked(CPU)
 
 
-def test_values_on_a_device_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_on_a_device_are_not_read() -> None:
     """Reading one there would be a sync; a meta tensor has none to read."""
-    monkeypatch.delenv("SCONV_CHECK", raising=False)
     pool = ConvStatePool(SPEC, META)
     rows = torch.empty(2, dtype=torch.int64, device=META)
     check_batch(ForwardBatch.decode(rows), SPEC, pool, 4)
@@ -52,28 +63,25 @@ def test_values_on_a_device_are_not_read(monkeypatch: pytest.MonkeyPatch) -> Non
         check_batch(ForwardBatch.decode(ids(1)), SPEC, pool, 4)
 
 
-def test_rows_may_share_the_dummy_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_may_share_the_dummy_and_nothing_else() -> None:
     pool = ConvStatePool(SPEC)
     pool.req_to_slot[1:] = torch.tensor([3, 3, -1, -1], dtype=torch.int32)
     shared = ForwardBatch.decode(ids(1, 2))
-    monkeypatch.setenv("SCONV_CHECK", "0")
     check_batch(shared, SPEC, pool, 4)
-    monkeypatch.setenv("SCONV_CHECK", "1")
     with pytest.raises(BatchError, match=r"two rows of the batch have one slot: \[3, 3\]"):
-        check_batch(shared, SPEC, pool, 4)
-    check_batch(ForwardBatch.decode(ids(0, 0, 3, 4)), SPEC, pool, 4)
+        check_undefined(shared, pool)
+    check_undefined(ForwardBatch.decode(ids(0, 0, 3, 4)), pool)
 
 
-def test_a_shared_slot_is_found_behind_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SCONV_CHECK", "1")
+def test_a_shared_slot_is_found_behind_a_table() -> None:
     pool = ConvStatePool.adopt(
         SPEC,
         torch.zeros(1, 7, 3, 2, dtype=SPEC.dtype),
         virtual_to_physical=ids(0, 5, 5, 2),
     )
     with pytest.raises(BatchError, match=r"one slot: \[5, 5\]"):
-        check_batch(ForwardBatch.decode(slots=ids(1, 2)), SPEC, pool, 4)
-    check_batch(ForwardBatch.decode(slots=ids(1, 3)), SPEC, pool, 4)
+        check_undefined(ForwardBatch.decode(slots=ids(1, 2)), pool)
+    check_undefined(ForwardBatch.decode(slots=ids(1, 3)), pool)
 
 
 def test_virtual_ids_are_bounded_by_their_table() -> None:
@@ -109,68 +117,58 @@ def tracked(kind: str, slots: Tensor, targets: Tensor, **options: Any) -> Forwar
             return ForwardBatch.draft_extend(None, held, 2, held - 2, **common)
 
 
-@pytest.fixture
-def checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SCONV_CHECK", "1")
-
-
 KINDS = ("decode", "extend", "mixed", "draft_extend")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.usefixtures("checked")
 def test_two_snapshots_in_one_slot_are_refused(kind: str) -> None:
     pool = ConvStatePool(SPEC)
     with pytest.raises(BatchError, match=r"snapshot into one slot: \[5, 5\]. Give each snapshot"):
-        check_batch(tracked(kind, ids(1, 2), ids(5, 5)), SPEC, pool, 4)
-    check_batch(tracked(kind, ids(1, 2), ids(5, 6)), SPEC, pool, 4)
+        check_undefined(tracked(kind, ids(1, 2), ids(5, 5)), pool)
+    check_undefined(tracked(kind, ids(1, 2), ids(5, 6)), pool)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("own", [1, 2], ids=["its own", "a neighbour's"])
-@pytest.mark.usefixtures("checked")
 def test_a_snapshot_in_a_slot_of_the_batch_is_refused(kind: str, own: int) -> None:
     pool = ConvStatePool(SPEC)
     with pytest.raises(BatchError, match=rf"snapshots go to slots \[{own}\], which rows of this"):
-        check_batch(tracked(kind, ids(1, 2), ids(own, -1)), SPEC, pool, 4)
+        check_undefined(tracked(kind, ids(1, 2), ids(own, -1)), pool)
 
 
-@pytest.mark.usefixtures("checked")
 def test_snapshots_that_are_not_due_may_name_any_slot() -> None:
     """Masked rows, rows without a slot, lengths of -1, rows without tokens, nothing crossed."""
     pool = ConvStatePool(SPEC)
     masked = torch.tensor([True, False])
-    check_batch(tracked("decode", ids(1, 2), ids(5, 5), mamba_track_mask=masked), SPEC, pool, 4)
-    check_batch(tracked("decode", ids(1, -1), ids(5, 5)), SPEC, pool, 4)
-    check_batch(tracked("decode", ids(1, 2), ids(0, 0)), SPEC, pool, 4)
+    check_undefined(tracked("decode", ids(1, 2), ids(5, 5), mamba_track_mask=masked), pool)
+    check_undefined(tracked("decode", ids(1, -1), ids(5, 5)), pool)
+    check_undefined(tracked("decode", ids(1, 2), ids(0, 0)), pool)
     lengths = ids(4, -1)
-    check_batch(tracked("extend", ids(1, 2), ids(5, 1), mamba_track_seqlens=lengths), SPEC, pool, 4)
+    check_undefined(tracked("extend", ids(1, 2), ids(5, 1), mamba_track_seqlens=lengths), pool)
     empty = ForwardBatch.extend(
         None, ids(1, 0), ids(3, 3), slots=ids(1, 2), mamba_track_indices=ids(5, 5)
     )
-    check_batch(empty, SPEC, pool, 4)
+    check_undefined(empty, pool)
     before = ForwardBatch.draft_extend(
         None, ids(3, 1), 2, ids(1, 2), slots=ids(1, 2), mamba_track_indices=ids(5, 5)
     )
-    check_batch(before, SPEC, pool, 4)
+    check_undefined(before, pool)
 
 
 @pytest.mark.parametrize("length", [-2, 0, 2, 6])
-@pytest.mark.usefixtures("checked")
 def test_a_snapshot_at_a_length_outside_of_the_row_is_refused(length: int) -> None:
     pool = ConvStatePool(SPEC)
     says = rf"mamba_track_seqlens holds {length} for row 1: expected 3 to 5, the lengths"
     batch = tracked("extend", ids(1, 2), ids(5, 6), mamba_track_seqlens=ids(4, length))
     with pytest.raises(BatchError, match=says):
-        check_batch(batch, SPEC, pool, 4)
+        check_undefined(batch, pool)
     for inside in (3, 5, -1):
         lengths = ids(4, inside)
         batch = tracked("extend", ids(1, 2), ids(5, 6), mamba_track_seqlens=lengths)
-        check_batch(batch, SPEC, pool, 4)
+        check_undefined(batch, pool)
 
 
 @pytest.mark.parametrize("function", [False, True], ids=["table", "function"])
-@pytest.mark.usefixtures("checked")
 def test_slots_are_compared_as_the_pool_numbers_them(function: bool) -> None:
     """Ids 1 and 2 are one row of the pool; 4 is nothing."""
     table = ids(0, 5, 5, 2, -1, 3)
@@ -180,12 +178,12 @@ def test_slots_are_compared_as_the_pool_numbers_them(function: bool) -> None:
         virtual_to_physical=(lambda known: table[known]) if function else table,
     )
     with pytest.raises(BatchError, match=r"one slot: \[5, 5\]"):
-        check_batch(ForwardBatch.decode(slots=ids(1, 2)), SPEC, pool, 4)
+        check_undefined(ForwardBatch.decode(slots=ids(1, 2)), pool)
     with pytest.raises(BatchError, match=r"snapshot into one slot: \[5, 5\]"):
-        check_batch(tracked("decode", ids(3, 5), ids(1, 2)), SPEC, pool, 4)
+        check_undefined(tracked("decode", ids(3, 5), ids(1, 2)), pool)
     with pytest.raises(BatchError, match=r"snapshots go to slots \[5\]"):
-        check_batch(tracked("decode", ids(1, 3), ids(2, -1)), SPEC, pool, 4)
-    check_batch(tracked("decode", ids(3, 5), ids(4, 4)), SPEC, pool, 4)
+        check_undefined(tracked("decode", ids(1, 3), ids(2, -1)), pool)
+    check_undefined(tracked("decode", ids(3, 5), ids(4, 4)), pool)
 
 
 @pytest.mark.parametrize(
@@ -201,20 +199,21 @@ def test_slots_are_compared_as_the_pool_numbers_them(function: bool) -> None:
 def test_a_refused_batch_changes_nothing(
     refused: ForwardBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = TorchBackend(spec=SPEC, device=CPU, pool=None)
+    monkeypatch.setenv("SCONV_CHECK", "1")
+    made = TorchBackend(spec=SPEC, device=CPU, pool=None)
+    backend = hold(made, INFO, SPEC)
     backend.init_graph_state(2, 8)
     windows = {2: [1, 2, 3], 3: [4, 5, 6], 5: [7, 8, 9]}
     fill_pool(backend.pool, windows)
     slots = ids(2, 3)
     backend.init_forward_metadata(ForwardBatch.target_verify(None, slots, 2, slots=slots))
     before = backend.forward_metadata
-    monkeypatch.setenv("SCONV_CHECK", "1")
     with pytest.raises(BatchError):
         backend.init_forward_metadata(refused)
     with pytest.raises(BatchError):
-        backend.init_forward_metadata_out_graph(refused, False)
+        backend.init_forward_metadata_out_graph(refused)
     assert backend.forward_metadata is before
-    assert (backend.verify_tokens, backend.verify_rows) == (2, 2)
+    assert (made.verify_tokens, made.verify_rows) == (2, 2)
     assert {slot: read_window(backend.pool, slot) for slot in windows} == windows
     monkeypatch.setenv("SCONV_CHECK", "0")
-    backend.init_forward_metadata(refused)
+    hold(made, INFO, SPEC).init_forward_metadata(refused)

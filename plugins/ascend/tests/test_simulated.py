@@ -23,6 +23,7 @@ GROUPS = {
         "test_faults_npu.py",
         "test_graphs.py",
         "test_operators.py",
+        "test_schedules.py",
     ],
 }
 

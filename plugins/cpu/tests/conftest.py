@@ -52,6 +52,12 @@ def _everything(backend: Backend) -> dict[str, Tensor]:
 
 
 @pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backends that are loaded from here on are in checked mode."""
+    monkeypatch.setenv("SCONV_CHECK", "1")
+
+
+@pytest.fixture
 def backend() -> Iterator[Backend]:
     """A verify step is in flight, two requests are live; afterwards all is as it was."""
     spec = digit_spec(
@@ -70,7 +76,11 @@ def backend() -> Iterator[Backend]:
     for windows in pool.windows.layers:
         windows.fill_(0)
     batch = ForwardBatch.target_verify(torch.tensor([4, 1]), torch.tensor([3, 3]), 2)
-    run_digits(made, batch, [4, 5, 7, 8])
+    made.init_forward_metadata(batch)
+    for layer_id in range(2):
+        for stream in ("a", "b"):
+            tokens = [4, 5, 7, 8]
+            run_digits(made, batch, tokens, layer_id=layer_id, stream=stream, prepare=False)
     before = _everything(made)
     yield made
     for name, value in _everything(made).items():

@@ -224,10 +224,10 @@ def test_a_step_larger_than_the_buffers(backend: Backend) -> None:
     ("slots", "shared"),
     [(ints(2, 3, 2), r"two rows of the batch have one slot: \[2, 2, 3\]"), (ints(0, 0, 2), None)],
 )
+@pytest.mark.usefixtures("checked")
 def test_two_rows_with_one_slot_are_refused_when_checks_are_on(
-    backend: Backend, slots: Tensor, shared: str | None, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, slots: Tensor, shared: str | None
 ) -> None:
-    monkeypatch.setenv("SCONV_CHECK", "1")
     batch = ForwardBatch.decode(slots=slots)
     if shared is None:
         backend.init_forward_metadata(batch)
@@ -236,10 +236,8 @@ def test_two_rows_with_one_slot_are_refused_when_checks_are_on(
         backend.init_forward_metadata(batch)
 
 
-def test_counts_past_the_step_are_refused_when_checks_are_on(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SCONV_CHECK", "1")
+@pytest.mark.usefixtures("checked")
+def test_counts_past_the_step_are_refused_when_checks_are_on(backend: Backend) -> None:
     batch = ForwardBatch.draft_extend(ints(1), ints(3), 2, ints(3))
     with pytest.raises(BatchError, match="num_accept_tokens holds 3: a row has 2 tokens"):
         backend.init_forward_metadata(batch)

@@ -16,8 +16,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import sconv
-from sconv.discovery.load_check import bind
-from sconv.discovery.observers import Observers
+from sconv.engine.loading import hold
 from sconv.testing.poison import PoisonedMemory
 
 #: Builds the backend under test from a spec, and an adopted pool if there is one.
@@ -33,16 +32,7 @@ def build(spec: sconv.StateSpec, pool: sconv.ConvStatePool | None = None) -> sco
     from sconv_cuda.plugin import plugin
 
     info = plugin.sconv_backend()
-    implementation = create(spec=spec, device=DEVICE, pool=pool)
-    hooks, manager = bind(implementation, info)
-    return sconv.Backend(
-        info=info,
-        spec=spec,
-        device=implementation.pool.device,
-        implementation=implementation,
-        hooks=hooks,
-        observers=Observers(manager),
-    )
+    return hold(create(spec=spec, device=DEVICE, pool=pool), info, spec)
 
 
 @pytest.fixture(scope="session")

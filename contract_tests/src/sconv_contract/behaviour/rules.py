@@ -160,13 +160,6 @@ BEHAVIOUR: Final = _table(
         "Compile on scratch memory, or on slot -1.",
     ),
     (
-        "SCV432",
-        "shared slots",
-        "With SCONV_CHECK=1, two rows of one batch with one live slot are refused before anything"
-        " changes (ruling 9).",
-        "Let PluginBackend plan the step, or call sconv.plugin.check_batch first.",
-    ),
-    (
         "SCV433",
         "weights",
         "Weights may be [D, K] or [D, 1, K], and weights and biases may have any strides.",

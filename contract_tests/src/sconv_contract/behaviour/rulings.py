@@ -250,34 +250,6 @@ class Rulings:
             backend.init_forward_metadata(ForwardBatch.decode(slots=many))
         assert backend.conv_state_metadata(0, batch).num_tokens == 1
 
-    @keeps("SCV432")
-    def test_two_rows_with_one_slot_are_refused_when_checks_are_on(self, subject: Subject) -> None:
-        """Whether rows are named by slots or by request rows; the dummy and -1 may be shared."""
-        backend = subject.digits(max_draft_tokens=2 if subject.can.rollback else 1)
-        windows = {0: [0, 0, 0], 3: [1, 2, 3], 5: [4, 5, 6]}
-        fill_pool(backend.pool, windows, {1: 3, 2: 3, 4: 5})
-        kept = ForwardBatch.decode(slots=ints(backend, 5))
-        backend.init_forward_metadata(kept)
-        slots, two = ints(backend, 3, 5, 3), ints(backend, 2, 2, 2)
-        shared = [
-            ForwardBatch.decode(slots=slots),
-            ForwardBatch.decode(ints(backend, 4, 1, 2)),
-            extend(backend, slots, two, two),
-            ForwardBatch.draft_extend(None, two, 2, two, slots=slots),
-        ]
-        if subject.can.rollback:
-            shared.append(ForwardBatch.target_verify(None, two, 2, slots=slots))
-        with pytest.MonkeyPatch.context() as environment:
-            environment.setenv("SCONV_CHECK", "1")
-            for batch in shared:
-                with pytest.raises(BatchError):
-                    backend.init_forward_metadata(batch)
-            assert backend.conv_state_metadata(0, kept).batch_size == 1
-            assert {slot: read_window(backend.pool, slot) for slot in windows} == windows
-            batch = ForwardBatch.decode(slots=ints(backend, 3, 0, -1, 0, -1))
-            y = run_digits(backend, batch, [4, 9, 9, 9, 9])
-        assert (y[0], y[2], y[4]) == (4321, 0, 0)
-
     @keeps("SCV430")
     def test_a_snapshot_is_the_window_at_its_length(self, subject: Subject) -> None:
         backend = subject.digits(track_interval=4)

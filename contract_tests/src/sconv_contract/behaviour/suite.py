@@ -45,7 +45,7 @@ class BackendContract(Descriptions, Modes, Rulings, Graphs):
 
     @pytest.fixture(autouse=True)
     def checks_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Whatever the environment says: some tests make batches that SCONV_CHECK=1 refuses."""
+        """Whatever the environment says: some tests use slots that SCONV_CHECK=1 refuses."""
         monkeypatch.delenv("SCONV_CHECK", raising=False)
 
     @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from .process import plain_arithmetic, touches_arithmetic
 if TYPE_CHECKING:
     from ..discovery.observers import Observers
 
-__all__ = ["Backend"]
+__all__ = ["Backend", "required_rows"]
 
 
 class Backend:
@@ -341,30 +341,12 @@ class Backend:
                     req_pool_indices,
                 )
             return
-        if req_pool_indices is None:
-            raise TypeError(
-                "update_mamba_state_after_mtp_verify: req_pool_indices is missing; without it the "
-                "commit would go to whatever slots the last forward left behind"
-            )
-        for name, rows in (
-            ("last_correct_step_indices", last_correct_step_indices),
-            ("req_pool_indices", req_pool_indices),
-        ):
-            if not isinstance(rows, Tensor):
-                raise BatchError(
-                    f"{name} is {kind_of(rows)}: expected a tensor on {self.device}, one entry per "
-                    "row of the verify step"
-                )
-        if req_pool_indices.dim() != 1:
-            raise BatchError(
-                f"req_pool_indices has shape {list(req_pool_indices.shape)}: expected [B], one "
-                "entry per row of the verify step"
-            )
+        rows = required_rows(self.device, last_correct_step_indices, req_pool_indices)
         self._commit(
             last_correct_step_indices=last_correct_step_indices,
             mamba_track_indices=mamba_track_indices,
             mamba_steps_to_track=mamba_steps_to_track,
-            req_pool_indices=req_pool_indices,
+            req_pool_indices=rows,
         )
 
     def add_observer(self, observer: object) -> None:
@@ -382,3 +364,35 @@ class Backend:
         """Unregister an observer; without any left, calls are direct again."""
         self._observers.remove(observer)
         self._freeze(self._observers.calls() if self._observers.active else self._direct)
+
+
+def required_rows(
+    device: torch.device, last_correct_step_indices: object, req_pool_indices: object
+) -> Tensor:
+    """Return the rows of a commit, ``[B]``. What goes with what is the implementation's check.
+
+    Raises:
+        TypeError: They are missing.
+        BatchError: They, or the nodes, are not a tensor of that shape.
+    """
+    if req_pool_indices is None:
+        raise TypeError(
+            "update_mamba_state_after_mtp_verify: req_pool_indices is missing; without it the "
+            "commit would go to whatever slots the last forward left behind"
+        )
+    for name, value in (
+        ("last_correct_step_indices", last_correct_step_indices),
+        ("req_pool_indices", req_pool_indices),
+    ):
+        if not isinstance(value, Tensor):
+            raise BatchError(
+                f"{name} is {kind_of(value)}: expected a tensor on {device}, one entry per row of "
+                "the verify step"
+            )
+    assert isinstance(req_pool_indices, Tensor)
+    if req_pool_indices.dim() != 1:
+        raise BatchError(
+            f"req_pool_indices has shape {list(req_pool_indices.shape)}: expected [B], one entry "
+            "per row of the verify step"
+        )
+    return req_pool_indices

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -16,8 +17,9 @@ from ..state.pool import ConvStatePool
 from ..state.spec import StateSpec, check_is_spec
 from ..state.windows import choose_layout
 from .backend import Backend
+from .checked import CheckedBackend, checks_state
 
-__all__ = ["build", "choose_device", "load_backend"]
+__all__ = ["build", "choose_device", "hold", "load_backend"]
 
 
 def load_backend(
@@ -128,10 +130,21 @@ def build(
     except Exception as exc:
         raise PluginError(f"{info}: its factory failed: {one_line_error(exc)}") from exc
     _check_made(implementation, info)
-    hooks, manager = bind(implementation, info)
+    backend = hold(implementation, info, spec)
     if spec.max_draft_tokens > 1:
         _check_layout(info, implementation.pool, layout)
-    return Backend(
+    return backend
+
+
+def hold(implementation: Any, info: BackendInfo, spec: StateSpec) -> Backend:
+    """Check an object's hooks and hold it as engines do, in checked mode if that is on.
+
+    Raises:
+        ContractError: It does not keep the contract.
+    """
+    hooks, manager = bind(implementation, info)
+    kind = CheckedBackend if checks_state() else Backend
+    return kind(
         info=info,
         spec=spec,
         device=implementation.pool.device,

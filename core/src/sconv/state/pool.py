@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import reprlib
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from .slots import SlotAllocator
 from .spec import MOST_SLOTS, StateSpec, check_is_spec
 from .tensor_memory import memory_fault
 from .windows import VerifyWindows, make_windows
+
+if TYPE_CHECKING:
+    from .shadow import PoolShadow
 
 __all__ = ["ConvStatePool", "SlotIds"]
 
@@ -43,6 +46,7 @@ class ConvStatePool:
         null_slots: Slot ids that mean "no slot" in a batch.
         virtual_to_physical: Maps the engine's slot ids to rows of the pool, as an integer table of
             one entry per id or as a function (run out of graph); None = they are the same.
+        shadow: What checked mode knows of the slots; None without ``SCONV_CHECK=1``.
     """
 
     def __init__(
@@ -103,6 +107,7 @@ class ConvStatePool:
         self._windows_given = windows is not None
         self._caches: list[dict[Any, Any]] = []
         self._recorded: set[str] = set()
+        self.shadow: PoolShadow | None = None
 
     @classmethod
     def adopt(
@@ -198,6 +203,8 @@ class ConvStatePool:
         self._layers = layers
         for cache in self._caches:
             cache.clear()
+        if self.shadow is not None:
+            self.shadow.rebound()
 
     def _check_adopted(self, what: str) -> None:
         if not self.adopted:
@@ -388,7 +395,10 @@ class ConvStatePool:
         Raises:
             PoolExhaustedError: Fewer than ``n`` are free; none is taken.
         """
-        return torch.tensor(self._allocator("alloc").take(n), dtype=torch.int64, device="cpu")
+        slots = self._allocator("alloc").take(n)
+        if self.shadow is not None:
+            self.shadow.handed_out(slots)
+        return torch.tensor(slots, dtype=torch.int64, device="cpu")
 
     def free(self, slots: SlotIds) -> None:
         """Take slots back; rows of ``req_to_slot`` that name one of them become -1.
@@ -400,6 +410,8 @@ class ConvStatePool:
         """
         ids = _host_ids("free", slots)
         self._allocator("free").give_back(ids)
+        if self.shadow is not None:
+            self.shadow.taken_back(ids)
         if ids:
             freed = torch.tensor(ids, dtype=torch.int32, device=self.device)
             self.req_to_slot.masked_fill_(torch.isin(self.req_to_slot, freed), -1)
@@ -447,9 +459,14 @@ class ConvStatePool:
         Raises:
             SlotError: A slot is not in use, named twice or out of range; nothing changes.
         """
-        index = self._index(self._checked("clear", slots))
+        ids = self._checked("clear", slots)
+        index = self._index(ids)
+        if self.shadow is not None:
+            self.shadow.cleared(ids)
         for layer in self.layers:
             layer.index_fill_(0, index, 0)
+        if self.shadow is not None:
+            self.shadow.wrote()
 
     def copy(self, src: SlotIds, dst: SlotIds) -> None:
         """Copy windows from slot to slot in all layers and streams. Out of graph.
@@ -470,8 +487,13 @@ class ConvStatePool:
                 f"copy: slots {both} are source and destination; the order would decide"
             )
         source, target = self._index(sources), self._index(targets)
+        if self.shadow is not None:
+            self.shadow.check_read("copy", sources)
+            self.shadow.copied(sources, targets)
         for layer in self.layers:
             layer.index_copy_(0, target, layer.index_select(0, source))
+        if self.shadow is not None:
+            self.shadow.wrote()
 
     def fork(self, src: SlotIds) -> Tensor:
         """Hand out one new slot per source and copy its windows there (copy-on-write).
@@ -482,6 +504,8 @@ class ConvStatePool:
         """
         sources = _host_ids("fork", src)
         self._checked("fork", sorted(set(sources)))
+        if self.shadow is not None:
+            self.shadow.check_read("fork", sources)
         slots = self.alloc(len(sources))
         try:
             self.copy(sources, slots)
@@ -496,7 +520,10 @@ class ConvStatePool:
         Raises:
             SlotError: A slot is not in use, named twice or out of range.
         """
-        index = self._index(self._checked("export", slots))
+        ids = self._checked("export", slots)
+        if self.shadow is not None:
+            self.shadow.check_read("export", ids)
+        index = self._index(ids)
         layers = tuple(layer.index_select(0, index) for layer in self.layers)
         return ExportedState(self.spec.fingerprint, layers)
 
@@ -507,7 +534,8 @@ class ConvStatePool:
             SlotError: A slot is not usable, or ``data`` is not the exported state of as many slots
                 of a like pool: treat it as a miss, nothing was written.
         """
-        index = self._index(self._checked("restore", slots))
+        ids = self._checked("restore", slots)
+        index = self._index(ids)
         if not isinstance(data, ExportedState):
             raise SlotError(
                 f"restore: data is {kind_of(data)}: expected the sconv.ExportedState that export() "
@@ -525,8 +553,38 @@ class ConvStatePool:
             self._restorable(number, index.shape[0], value)
             for number, value in enumerate(data.layers)
         ]
+        if self.shadow is not None:
+            self.shadow.restored(ids)
         for layer, value in zip(self.layers, values, strict=True):
             layer.index_copy_(0, index, value)
+        if self.shadow is not None:
+            self.shadow.wrote()
+
+    def mark_written(
+        self, slots: SlotIds, lengths: int | Sequence[int | None] | None = None
+    ) -> None:
+        """Tell checked mode what slots hold that the engine wrote itself; nothing without it.
+
+        For state that no call of sconv wrote and no operator of torch: an engine's own kernels, a
+        transfer, a step that was announced and never replayed.
+
+        Args:
+            slots: Rows of the pool.
+            lengths: Tokens in their state, one number for all or one per slot; None = unknown.
+
+        Raises:
+            SlotError: A slot is not in use, named twice or out of range, or the lengths are not one
+                per slot.
+        """
+        ids = self._checked("mark_written", slots)
+        given = [lengths] * len(ids) if lengths is None or isinstance(lengths, int) else lengths
+        if len(given) != len(ids) or any(length is not None and length < 0 for length in given):
+            raise SlotError(
+                f"mark_written: lengths={lengths!r} for {len(ids)} slots: expected one number of "
+                "tokens, 0 or more, per slot, or None"
+            )
+        if self.shadow is not None:
+            self.shadow.told(ids, given)
 
     def _restorable(self, number: int, count: int, value: object) -> Tensor:
         """Return one layer of an exported state as it can be written."""

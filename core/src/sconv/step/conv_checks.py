@@ -17,7 +17,7 @@ from .batch import ForwardBatch, check_is_batch
 from .metadata import ShortConvMetadata
 from .value_checks import values_are_checked
 
-__all__ = ["check_conv"]
+__all__ = ["check_conv", "check_same_rows"]
 
 _FLOAT: Final = (torch.bfloat16, torch.float16, torch.float32)
 _ACTIVATIONS: Final = (None, "silu", "swish")
@@ -105,14 +105,28 @@ def _is_prepared(meta: ShortConvMetadata, batch: ForwardBatch, device: torch.dev
     """Whether a step was prepared for a batch that is another object than the one given then.
 
     An engine may describe a step anew, for every replay or even for every layer. So mode and number
-    of rows are compared, and where values are checked also which rows they are: on the CPU by
-    value, elsewhere by memory, since this runs inside captures, where nothing can be read.
+    of rows are compared, and on the CPU also which rows they are, by value. Elsewhere this runs
+    inside captures, where nothing can be read; checked mode compares the memory there.
     """
     if meta.forward_mode is not batch.forward_mode or meta.batch_size != batch.batch_size:
         return False
     if meta.batch is None or not values_are_checked(device):
         return True
-    return meta.batch.is_same_step(batch, values=device.type == "cpu")
+    return meta.batch.is_same_step(batch, values=True)
+
+
+def check_same_rows(meta: ShortConvMetadata, batch: ForwardBatch) -> None:
+    """Check that a batch of the prepared step's mode and size has its rows, by memory alone.
+
+    Raises:
+        MetadataError: It has others.
+    """
+    if meta.batch is None or meta.batch is batch:
+        return
+    if meta.forward_mode is not batch.forward_mode or meta.batch_size != batch.batch_size:
+        return
+    if not meta.batch.is_same_step(batch, values=False):
+        raise _unprepared(meta, batch)
 
 
 def _unprepared(meta: ShortConvMetadata, batch: ForwardBatch) -> MetadataError:

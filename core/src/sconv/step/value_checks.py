@@ -1,13 +1,12 @@
 """Checks of values: ranges of rows, slots and lengths, and rows that would write one slot.
 
 They read tensors on the host. On the CPU that costs no sync, so ranges are always checked there;
-elsewhere, and for batches whose result is undefined, they wait for ``SCONV_CHECK=1``. A refused
-batch has changed nothing.
+elsewhere, and for batches whose result is undefined, that is for checked mode
+(:mod:`sconv.engine.checked`). A refused batch has changed nothing.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
 import torch
@@ -23,8 +22,9 @@ from .tracking import crossing_steps
 __all__ = [
     "MOST_TOKENS",
     "check_physical",
+    "check_undefined",
     "check_values",
-    "strict",
+    "slots_of",
     "values_are_checked",
 ]
 
@@ -33,13 +33,8 @@ MOST_TOKENS: Final = torch.iinfo(torch.int32).max
 
 
 def values_are_checked(device: torch.device) -> bool:
-    """Whether values on this device are checked."""
-    return device.type == "cpu" or strict()
-
-
-def strict() -> bool:
-    """Whether ``SCONV_CHECK=1``: also check what costs a sync, and batches that are undefined."""
-    return os.environ.get("SCONV_CHECK", "0") not in ("", "0")
+    """Whether values on this device are checked always: where reading them costs no sync."""
+    return device.type == "cpu"
 
 
 def check_values(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool) -> None:
@@ -81,8 +76,6 @@ def check_values(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool) -> N
             raise BatchError(
                 f"num_tokens={batch.num_tokens}, but extend_seq_lens add up to {total}"
             )
-    if strict() and batch.forward_mode is not ForwardMode.IDLE:
-        _check_undefined(batch, pool)
 
 
 def _slots_of_requests(rows: Tensor, pool: ConvStatePool) -> Tensor:
@@ -100,7 +93,7 @@ def _slots_of_requests(rows: Tensor, pool: ConvStatePool) -> Tensor:
 def _check_reach(batch: ForwardBatch, pool: ConvStatePool) -> None:
     """An engine fills its table itself, with rows that may not exist."""
     if batch.forward_mode is not ForwardMode.IDLE:
-        check_physical("virtual_to_physical", _slots_of(batch, pool), pool)
+        check_physical("virtual_to_physical", slots_of(batch, pool), pool)
     if batch.mamba_track_indices is not None:
         targets = pool.translate_(batch.mamba_track_indices.to(torch.int64, copy=True))
         check_physical("virtual_to_physical", targets, pool)
@@ -137,7 +130,7 @@ def _check_tree(batch: ForwardBatch, spec: StateSpec, pool: ConvStatePool) -> No
         wrong = (children > spec.draft_topk).any(1)
     if bool(wrong.any()):
         # What a padded row holds means nothing.
-        wrong &= _slots_of(batch, pool) > 0
+        wrong &= slots_of(batch, pool) > 0
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])
         most = (
@@ -169,15 +162,23 @@ def _check_range(name: str, value: Tensor, low: int, high: int) -> None:
         raise BatchError(f"{name} holds {wrong}: expected {low} to {high}")
 
 
-def _check_undefined(batch: ForwardBatch, pool: ConvStatePool) -> None:
-    """What every backend may answer in its own way: counts past a row, and slots written twice."""
+def check_undefined(batch: ForwardBatch, pool: ConvStatePool) -> None:
+    """Check what every backend may answer in its own way: counts past a row, slots written twice.
+
+    Raises:
+        BatchError: The message says which value, what was expected and, for a row, which.
+    """
+    if batch.forward_mode is ForwardMode.IDLE or batch.batch_size == 0:
+        return
     if batch.num_accept_tokens is not None:
         most = int(batch.num_accept_tokens.max())
         if most > (batch.tokens_per_row or 0):
             raise BatchError(
                 f"num_accept_tokens holds {most}: a row has {batch.tokens_per_row} tokens"
             )
-    slots = _slots_of(batch, pool)
+    slots = slots_of(batch, pool)
+    if pool.virtual_to_physical is not None:
+        check_physical("virtual_to_physical", slots, pool)
     live = _positive(slots)
     if len(set(live)) != len(live):
         raise BatchError(
@@ -232,8 +233,8 @@ def _check_lengths(lengths: Tensor, before: Tensor, new: Tensor, due: Tensor) ->
         )
 
 
-def _slots_of(batch: ForwardBatch, pool: ConvStatePool) -> Tensor:
-    """``[B]`` int64, the pool's row of each row of the batch, -1 = none. A new tensor."""
+def slots_of(batch: ForwardBatch, pool: ConvStatePool) -> Tensor:
+    """Return ``[B]`` int64, the pool's row of each row of the batch, -1 = none. A new tensor."""
     slots = batch.slots
     if slots is None:
         assert batch.req_pool_indices is not None
