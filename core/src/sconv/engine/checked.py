@@ -30,6 +30,7 @@ from ..step.value_checks import check_undefined, check_values, values_are_checke
 from .backend import Backend, required_rows
 from .checked_commit import plan_commit
 from .checked_step import CheckedStep, plan_step
+from .process import plain_arithmetic
 
 __all__ = ["CheckedBackend", "checks_state"]
 
@@ -157,7 +158,7 @@ class CheckedBackend(Backend):
         residual: bool = True,
     ) -> Tensor:
         """See :meth:`sconv.Backend.short_conv`."""
-        with self._call(settles=False), torch.no_grad():
+        with self._call(settles=False):
             streams = [stream]
             step = self._check_convolutions(layer_id, streams, forward_batch)
             y = super().short_conv(
@@ -186,7 +187,7 @@ class CheckedBackend(Backend):
         residual: bool = True,
     ) -> list[Tensor]:
         """See :meth:`sconv.Backend.short_conv_group`."""
-        with self._call(settles=False), torch.no_grad():
+        with self._call(settles=False):
             step = self._check_convolutions(layer_id, streams, forward_batch)
             ys = super().short_conv_group(
                 xs,
@@ -327,7 +328,9 @@ class CheckedBackend(Backend):
             else:
                 self._shadow.look()
             try:
-                yield
+                # Now, so that the base does not call these methods a second time to do it.
+                with plain_arithmetic(self._device_type):
+                    yield
             finally:
                 self._shadow.wrote()
         finally:
