@@ -20,8 +20,9 @@ from sconv.testing.poison import PoisonedMemory
 from sconv.testing.recording import HostSyncError
 from sconv.torch_backend.backend import TorchBackend
 from sconv_contract import BackendContract
-from sconv_contract.behaviour.rules import BEHAVIOUR, rule_of
+from sconv_contract.behaviour.rule_marks import rule_of
 from sconv_contract.behaviour.subject import Subject
+from sconv_contract.rules.behaviour import BEHAVIOUR
 
 
 class Fault(TorchBackend):

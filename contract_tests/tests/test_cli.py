@@ -13,8 +13,7 @@ import jsonschema
 import pytest
 
 from sconv.cli.main import main
-from sconv_contract.rules import RULES
-from sconv_contract.rules.every import EVERY
+from sconv_contract.rules import RULES, TEXTS
 
 DATA = Path(__file__).parent / "data"
 ROOT = Path(__file__).parents[2]
@@ -83,7 +82,7 @@ def test_select_and_ignore(case, tmp_path, arguments, code):
 def test_list_and_explain_cover_every_rule(capsys):
     assert verify("--list") == 0
     listed = capsys.readouterr().out
-    for rule in EVERY.values():
+    for rule in TEXTS.values():
         assert f"{rule.id}  " in listed
         assert verify("--explain", rule.id) == 0
         page = capsys.readouterr().out

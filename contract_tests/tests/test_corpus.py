@@ -28,7 +28,7 @@ def test_a_broken_plugin_is_caught_by_the_rule_that_it_breaks(broken_case, tmp_p
         assert (tmp_path / one.path).exists()
         assert one.message
         assert one.fix
-    is_error = RULES[broken_case.rule].severity is Severity.ERROR
+    is_error = RULES[broken_case.rule].text.severity is Severity.ERROR
     assert _report(tmp_path).clean is not is_error
 
 

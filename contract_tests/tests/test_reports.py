@@ -13,15 +13,14 @@ from sconv.cli.main import main
 from sconv_contract.behaviour.command import causes_once
 from sconv_contract.findings import Finding, Report, Severity, State
 from sconv_contract.report import FORMATS
-from sconv_contract.rules import RULES
-from sconv_contract.rules.every import EVERY
+from sconv_contract.rules import RULES, TEXTS
 
 SCHEMA = json.loads((Path(__file__).parent / "data" / "sarif-2.1.0-rtm.5.json").read_text())
 
 #: A report as bad as one can be, about both halves.
 REPORT = Report(
     target="a & b <c>",
-    rules=list(EVERY),
+    rules=list(TEXTS),
     findings=[
         Finding("", 1, "SCV402", "no test of this rule ran", leaves_open=("SCV402",)),
         Finding("/somewhere/else/rulings.py", 7, "SCV403", "\x1b[31m0 != \x00nan\ud800, 50 %"),
@@ -75,7 +74,7 @@ def test_github_gives_each_finding_one_line():
 
 def test_json_has_everything():
     data = json.loads(FORMATS["json"](REPORT))
-    assert data["rules"].keys() == EVERY.keys() - {"SCV443"}
+    assert data["rules"].keys() == TEXTS.keys() - {"SCV443"}
     states = [one["state"] for one in data["findings"]]
     assert states == ["unverifiable", "broken", "broken", "broken", "expected"]
     assert (data["clean"], data["stale"]) == (False, list(REPORT.stale))
@@ -96,7 +95,7 @@ def test_a_cause_that_rules_share_is_told_once_and_without_their_advice():
         (Finding("checks.py", 122, rule, f"{test}: {text}", fix=f"Where to look: {rule}."), text)
         for rule, test, text in raised
     ]
-    report = Report("npu", list(EVERY), sorted(causes_once(failed)))
+    report = Report("npu", list(TEXTS), sorted(causes_once(failed)))
     assert {rule for rule, state in report.states().items() if state is State.BROKEN} == {
         rule for rule, _, _ in raised
     }

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from sconv.cli.main import main
-from sconv_contract.behaviour.rules import BEHAVIOUR
 from sconv_contract.rules import RULES
+from sconv_contract.rules.behaviour import BEHAVIOUR
 
 VERIFY = r"sconv verify (?:\.|--behaviour \w+)"
 

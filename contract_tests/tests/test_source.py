@@ -7,9 +7,9 @@ import ast
 import pytest
 
 from sconv.hookspecs import StepSpec
-from sconv_contract.contract import DISCOVERY, IN_GRAPH, STEP, tensor_fields
-from sconv_contract.scopes import live
-from sconv_contract.source import SourceError, decode, parse, walk
+from sconv_contract.source.files import SourceError, decode, parse, walk
+from sconv_contract.source.hook_specs import DISCOVERY, IN_GRAPH, STEP, tensor_fields
+from sconv_contract.source.scopes import live
 
 
 def test_a_link_that_leads_back_ends(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 
 from sconv_contract.findings import State
 from sconv_contract.target import TargetError
-from sconv_contract.tree import scan_tree
+from sconv_contract.tree.scan import scan_tree
 
 HOOK = "update_mamba_state_after_mtp_verify"
 CALL = f"""

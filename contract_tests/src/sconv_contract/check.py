@@ -6,38 +6,33 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import sconv.hookspecs
 
-from .bodies import Recorded
-from .contract import DISCOVERY, IN_GRAPH, STEP, Hook
 from .expected import Expectations
 from .findings import Finding, Report
-from .members import members
-from .resolve import ClassRef, Place, Project, Source
-from .rules import RULES
-from .rules.afterwards import changed_afterwards, made_otherwise
-from .rules.description import Description, read_info
-from .rules.entry import ENTRY_POINT, entry_point
-from .rules.every import EVERY
-from .rules.factory import factory_classes, layouts
-from .rules.imports import imports, imports_of_probe
-from .rules.reading import stray_marks, unreadable_file
-from .rules.rule import Where
-from .rules.wiring import UNVERIFIABLE, check_class, marks_hooks
-from .scopes import blocks
-from .shapes import Shape, shape_of
-from .source import walk
-from .target import EntryPoint, Target, TargetError
+from .rules import RULES, TEXTS
+from .rules.discovery import DeclaredBackend, Discovered, literal_capabilities
+from .rules.rule import Rule
+from .rules.subjects import (
+    ClassSubject,
+    Implementation,
+    Module,
+    Recording,
+    Run,
+    Undeclared,
+    Unread,
+)
+from .source.files import walk
+from .source.hook_specs import DISCOVERY, STEP, Hook
+from .source.resolve import ClassRef, Place, Project, Source
+from .source.scopes import blocks
+from .target import Target, TargetError
 
-__all__ = ["GRAPH_RULES", "check", "chosen_rules"]
-
-GRAPH_RULES: Final = tuple(rule for rule in RULES if rule.startswith("SCV3"))
+__all__ = ["check", "chosen_rules"]
 
 _CORE: Final = Path(sconv.hookspecs.__file__).resolve().parent
-
-_ENTRY_RULES: Final = ("SCV203", "SCV204", "SCV205", "SCV211", "SCV212", "SCV213")
 
 
 def chosen_rules(
@@ -49,7 +44,7 @@ def chosen_rules(
         TargetError: A prefix names no rule.
     """
     for prefix in (*select, *ignore):
-        if not any(rule.startswith(prefix) for rule in EVERY):
+        if not any(rule.startswith(prefix) for rule in TEXTS):
             raise TargetError(f"no rule begins with {prefix!r}; sconv verify --list names them all")
     return [
         rule
@@ -98,173 +93,125 @@ def check(
 
 
 class _Check:
+    """Finds what there is to check in a target, and asks every rule about it."""
+
     def __init__(self, target: Target, project: Project) -> None:
-        self.target, self.project = target, project
+        self.run = Run(target, project, list(RULES.values()))
         self.subjects: list[str] = []
         self.not_asked: dict[str, str] = {}
-        self.sources: list[Source] = []
-        self._checked: set[ast.AST] = set()
-        self._hooked: set[ast.AST] = set()
-        self._files: set[Path] = set()
-        self._shapes: dict[str, Shape | None] = {}
+        self._sources: list[Source] = []
 
     def findings(self) -> Iterator[Finding]:
+        """Ask each rule about each subject that is in its scope."""
+        for subject in self._all_subjects():
+            for rule in self.run.rules:
+                if isinstance(subject, rule.scope):
+                    for found in rule.check(subject):
+                        if self._concerns(subject, rule, found):
+                            yield found
+
+    def _concerns(self, subject: object, rule: Rule[Any], found: Finding) -> bool:
+        """Whether a finding is the target's: a fault of an installed base is its own author's."""
+        of_class = isinstance(subject, ClassSubject | Implementation)
+        return not of_class or rule.foreign or self.run.is_ours(Path(found.path))
+
+    def _all_subjects(self) -> Iterator[object]:
+        """Yield what rules are asked about: what is declared first, then whatever is left."""
+        target, project = self.run.target, self.run.project
         self._read_all()
-        recorded = False
         whole: list[ClassRef] = []
-        for point in self.target.entry_points:
+        recorded = not target.entry_points
+        for point in target.entry_points:
             self.subjects.append(f"entry point {point.name} = {point.value}")
-            plugins, problems = entry_point(self.project, point, self.target.distribution)
-            yield from problems
-            yield from imports(self.project, point)
-            for plugin in plugins:
+            backend = DeclaredBackend(self.run, point)
+            yield backend
+            yield Discovered(backend)
+            for plugin in backend.plugin[0]:
                 yield from self._class(plugin, DISCOVERY, whole=True)
-                for description, more in self._described(plugin, point):
-                    yield from more
-                    if description is None:
-                        continue
-                    yield from imports_of_probe(self.project, description)
-                    classes, problems = factory_classes(self.project, description)
-                    yield from problems
-                    for ref in classes:
-                        yield from layouts(self.project, ref, description)
-                    whole += classes
-                    recorded |= description.capabilities.get("graph_capture") is not False
-        if not self.target.entry_points:
+            for factory in backend.factories:
+                whole += factory.classes
+                known = literal_capabilities(project, factory.description)
+                recorded |= known.get("graph_capture") is not False
+        if not target.entry_points:
             yield from self._undeclared()
-            whole, recorded = list(self._leaves(STEP)), True
+            whole = list(self._leaves(STEP))
             for ref in self._leaves(DISCOVERY):
                 yield from self._class(ref, DISCOVERY, whole=True)
         elif not recorded and whole:
             why = "it declares graph_capture=False, so nothing records its hooks"
-            self.not_asked |= dict.fromkeys(GRAPH_RULES, why)
+            self.not_asked |= dict.fromkeys(self.run.about(Recording), why)
         for ref in whole:
             yield from self._class(ref, STEP, whole=True)
             if recorded:
-                yield from self._recorded(ref)
+                yield Recording(self.run, ref, _CORE)
         for ref in self._all_classes():
-            if ref.node not in self._checked:
-                yield from self._class(ref, STEP | DISCOVERY, whole=False)
-        for source in self.sources:
-            yield from stray_marks(self.project, source, self._checked)
-            yield from changed_afterwards(self.project, source, self._checked, self._hooked)
-        for path, problem in self.project.unreadable.items():
-            yield unreadable_file(path, problem)
+            yield from self._class(ref, STEP | DISCOVERY, whole=False)
+        for source in self._sources:
+            yield Module(self.run, source)
+        for path, problem in project.unreadable.items():
+            yield Unread(self.run, path, problem)
 
     def _read_all(self) -> None:
-        for package in self.target.packages:
+        target, project = self.run.target, self.run.project
+        for package in target.packages:
             root = next(
-                (one for one in self.target.roots if package.is_relative_to(one)), package.parent
+                (one for one in target.roots if package.is_relative_to(one)), package.parent
             )
             for path in walk(package):
                 if path.suffix != ".py":
                     continue
-                self._files.add(path)
-                source = self.project.source(_module_name(path, root))
+                self.run.files.add(path)
+                name = _module_name(path, root)
+                source = project.source(name)
                 if source is not None and source.path == path:
-                    self.sources.append(source)
-                elif path not in self.project.unreadable:
+                    self._sources.append(source)
+                elif path not in project.unreadable:
                     # A name that another file or an installed package answers to.
-                    self._read_hidden(path, root)
-        if not self._files:
-            raise TargetError(f"{self.target.name} has no Python file to check")
+                    hidden = project.read_file(name, path)
+                    self._sources += [hidden] if hidden is not None else []
+        if not self.run.files:
+            raise TargetError(f"{target.name} has no Python file to check")
 
-    def _read_hidden(self, path: Path, root: Path) -> None:
-        source = self.project.read_file(_module_name(path, root), path)
-        if source is not None:
-            self.sources.append(source)
-
-    def _undeclared(self) -> Iterator[Finding]:
-        if not self.target.declares:
-            why = "this is source alone, and only a distribution declares a backend"
-            self.not_asked |= dict.fromkeys(_ENTRY_RULES, why)
-            return
-        where = Where(self.target.pyproject or self.target.base)
-        if self.target.unread is not None:
-            yield UNVERIFIABLE.found(
-                Where(self.target.unread),
-                "entry points that setup.py declares are not read",
-                fix="Declare them in pyproject.toml, or verify the installed distribution by name.",
-                leaves_open=_ENTRY_RULES,
-            )
+    def _undeclared(self) -> Iterator[Undeclared]:
+        if self.run.target.declares:
+            yield Undeclared(self.run)
         else:
-            yield ENTRY_POINT.found(
-                where,
-                f"{self.target.name} declares no entry point of the group sconv.backends",
-                fix='Add [project.entry-points."sconv.backends"] with name = "module:attr".',
-            )
+            why = "this is source alone, and only a distribution declares a backend"
+            self.not_asked |= dict.fromkeys(self.run.about(DeclaredBackend, Discovered), why)
 
-    def _described(
-        self, plugin: ClassRef, point: EntryPoint
-    ) -> Iterator[tuple[Description | None, list[Finding]]]:
-        methods = members(self.project, self.project.mro(plugin)[0][0])
-        for variants in methods.values():
-            for method in variants:
-                if not method.marked or method.hook != "sconv_backend":
-                    continue
-                if method.function is None or method.place is None:
-                    continue
-                described, problems = read_info(self.project, method.function, method.place, point)
-                yield None, problems
-                for description in described:
-                    yield description, []
-
-    def _class(self, ref: ClassRef, hooks: Mapping[str, Hook], *, whole: bool) -> list[Finding]:
-        if ref.node in self._checked:
-            return []
-        orders = self.project.mro(ref)[0]
-        has_hooks = whole
-        for order in orders:
-            self._checked |= {one.node for one in order}
-            methods = members(self.project, order)
-            has_hooks |= marks_hooks(methods)
+    def _class(
+        self, ref: ClassRef, hooks: Mapping[str, Hook], *, whole: bool
+    ) -> Iterator[ClassSubject | Implementation]:
+        """Yield a class and what it implements, once, and remember what was checked."""
+        run = self.run
+        if ref.node in run.checked:
+            return
+        subject = ClassSubject(run, ref, hooks, whole)
+        for order, methods in subject.variants:
+            nodes = {one.node for one in order}
+            run.checked |= nodes
+            run.hooked |= nodes if subject.has_hooks else set()
             for variants in methods.values():
-                self._checked |= {one.function for one in variants if one.function is not None}
-        found = list(
-            check_class(
-                self.project, ref, hooks, whole=whole, attributes=whole and "short_conv" in hooks
-            )
-        )
-        if has_hooks:
-            self._hooked |= {one.node for order in orders for one in order}
-            found += made_otherwise(self.project, ref, orders)
+                run.checked |= {one.function for one in variants if one.function is not None}
+        yield subject
+        yield from subject.implementations()
         if whole:
             self.subjects.append(f"class {ref.path}")
-        # What an installed base does wrong is its own distribution's to repair.
-        return [one for one in found if self._is_ours(Path(one.path)) or one.rule == "SCV207"]
-
-    def _recorded(self, ref: ClassRef) -> Iterator[Finding]:
-        for mro in self.project.mro(ref)[0]:
-            backend = shape_of(self.project, mro)
-            marked = [one for each in backend.methods.values() for one in each if one.marked]
-            for method in marked:
-                if method.hook in IN_GRAPH:
-                    hook = STEP[method.hook]
-                    scan = Recorded(
-                        self.project, hook, backend, self._is_recorded_here, self._shapes
-                    )
-                    yield from scan.scan(method)
-
-    def _is_ours(self, path: Path) -> bool:
-        return path in self._files or path in (self.target.pyproject, self.target.base)
-
-    def _is_recorded_here(self, path: Path) -> bool:
-        return path in self._files and not path.resolve().is_relative_to(_CORE)
 
     def _all_classes(self) -> Iterator[ClassRef]:
-        for source in self.sources:
+        for source in self._sources:
             yield from _classes(source.tree.body, Place(source))
 
     def _leaves(self, known: Mapping[str, Hook]) -> Iterable[ClassRef]:
         """Classes with some of these hooks that no other class here builds on."""
-        every = list(self._all_classes())
+        project, every = self.run.project, list(self._all_classes())
         bases = {
-            base.node for ref in every for classes in self.project.bases(ref)[0] for base in classes
+            base.node for ref in every for classes in project.bases(ref)[0] for base in classes
         }
         for ref in every:
             if ref.node in bases:
                 continue
-            methods = members(self.project, self.project.mro(ref)[0][0])
+            methods = self.run.members.of(project.mro(ref)[0][0])
             hooks = {one.hook for each in methods.values() for one in each if one.marked}
             if hooks & known.keys():
                 yield ref

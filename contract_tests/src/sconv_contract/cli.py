@@ -14,14 +14,13 @@ from sconv.messages import one_line, one_line_error
 
 from .behaviour import hardware, simulated
 from .behaviour.command import run_behaviour
-from .behaviour.rules import BEHAVIOUR
 from .check import check, chosen_rules
 from .expected import read_expectations
 from .report import FORMATS
-from .rules import RULES
-from .rules.every import EVERY
+from .rules import RULES, TEXTS
+from .rules.behaviour import BEHAVIOUR
 from .target import TargetError, locate
-from .tree import scan_tree
+from .tree.scan import scan_tree
 
 __all__ = ["parser", "verify"]
 
@@ -171,9 +170,9 @@ def _run_behaviour(options: argparse.Namespace, name: str, subjects: Sequence[st
 
 
 def _explain(rule: str) -> int:
-    if rule not in EVERY:
+    if rule not in TEXTS:
         raise TargetError(f"there is no rule {rule!r}; sconv verify --list names them all")
-    known = EVERY[rule]
+    known = TEXTS[rule]
     print(f"{known.id} {known.name} ({known.severity.value})\n\n{known.summary}")
     if known.why:
         print(f"\nWhy: {known.why}\n\nBroken by:\n")
@@ -185,7 +184,7 @@ def _explain(rule: str) -> int:
 
 
 def _list() -> int:
-    for rule in EVERY.values():
+    for rule in TEXTS.values():
         print(f"{rule.id}  {rule.severity.value:<8} {rule.name}: {rule.summary}")
     return _CLEAN
 

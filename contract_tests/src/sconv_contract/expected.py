@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from .findings import Finding
-from .pyproject import TargetError, read_toml, table
-from .rules.every import EVERY
+from .rules import TEXTS
+from .source.pyproject import TargetError, read_toml, table
 
 __all__ = ["Expectation", "Expectations", "read_expectations"]
 
@@ -100,7 +100,7 @@ def _entry(pyproject: Path, entry: Any) -> Expectation:
         raise TargetError(f"{what} has other keys than {', '.join(sorted(_KEYS))}: {entry}")
     rule, reason, until = entry.get("rule"), entry.get("reason"), entry.get("until")
     where = entry.get("where", "")
-    if not isinstance(rule, str) or rule not in EVERY:
+    if not isinstance(rule, str) or rule not in TEXTS:
         raise TargetError(f"{what} names the rule {rule!r}, which does not exist")
     if not isinstance(reason, str) or not reason.strip():
         raise TargetError(f"{what} for {rule} gives no reason")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-__all__ = ["Finding", "Report", "Severity", "State"]
+__all__ = ["Finding", "Report", "Severity", "State", "Where"]
 
 
 class Severity(enum.Enum):
@@ -23,6 +25,20 @@ class State(enum.Enum):
     BROKEN = "broken"
     EXPECTED = "expected"
     UNVERIFIABLE = "unverifiable"
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A place in a file that a finding points at."""
+
+    path: Path
+    line: int = 1
+    column: int = 1
+
+    @classmethod
+    def of(cls, path: Path, node: ast.AST) -> Where:
+        """Return the place of a syntax node."""
+        return cls(path, getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1)
 
 
 @dataclass(frozen=True, slots=True, order=True)

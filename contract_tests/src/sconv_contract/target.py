@@ -17,8 +17,8 @@ from sconv.discovery.installed import canonical, entries
 from sconv.discovery.selection import GROUP
 from sconv.messages import did_you_mean
 
-from .pyproject import TargetError, read_text, read_toml, table
-from .source import walk
+from .source.files import walk
+from .source.pyproject import TargetError, read_text, read_toml, table
 
 __all__ = ["EntryPoint", "Target", "TargetError", "locate"]
 

@@ -20,7 +20,7 @@ pytest.importorskip("sconv_contract", reason="the suite is in sconv-contract, ne
 from sconv_contract import BackendContract
 from sconv_contract.behaviour.graphs import Graphs
 from sconv_contract.behaviour.modes import Modes
-from sconv_contract.behaviour.rules import rule_of
+from sconv_contract.behaviour.rule_marks import rule_of
 
 
 class TestContract(BackendContract):

@@ -17,9 +17,10 @@ from sconv.messages import one_line
 
 from ..expected import Expectations
 from ..findings import Finding, Report
+from ..rules.behaviour import BEHAVIOUR
 from ..simulated_npu.errors import SimulationError
 from ..target import TargetError
-from .rules import BEHAVIOUR, rule_of
+from .rule_marks import rule_of
 
 __all__ = ["causes_once", "refuse_without_needs", "run_behaviour", "selected"]
 

@@ -15,7 +15,7 @@ from sconv import ForwardBatch, SpecError, StateSpec, Stream
 from sconv.testing.digits import fill_pool, run_digits
 from sconv.testing.harness import assert_same_bits
 
-from .rules import keeps
+from .rule_marks import keeps
 from .rulings import extend, ints
 from .subject import Subject
 

@@ -34,7 +34,7 @@ from sconv.testing.harness import Harness
 from sconv.testing.steps import Step, rows_of
 
 from .capturing import capture, has_graphs
-from .rules import keeps
+from .rule_marks import keeps
 from .rulings import ints
 from .subject import Subject
 

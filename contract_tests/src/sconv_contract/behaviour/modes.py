@@ -17,7 +17,7 @@ from sconv.testing.harness import Harness
 from sconv.testing.steps import Step
 from sconv.testing.strategies import adopted_pools
 
-from .rules import keeps
+from .rule_marks import keeps
 from .sizes import Sizes
 from .subject import Subject
 

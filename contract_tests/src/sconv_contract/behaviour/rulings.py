@@ -23,7 +23,7 @@ from sconv.testing.digits import (
 from sconv.testing.harness import Harness, assert_same_bits
 from sconv.testing.steps import Step, rows_of
 
-from .rules import keeps
+from .rule_marks import keeps
 from .subject import Subject
 
 __all__ = ["Rulings"]

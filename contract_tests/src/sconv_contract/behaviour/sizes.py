@@ -18,7 +18,7 @@ from sconv.testing.captures import captured_spec
 from sconv.testing.harness import Harness
 from sconv.testing.steps import Step
 
-from .rules import keeps
+from .rule_marks import keeps
 from .subject import Subject
 
 __all__ = ["Sizes"]

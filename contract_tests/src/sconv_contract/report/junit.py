@@ -7,7 +7,7 @@ from typing import Final
 from xml.etree import ElementTree
 
 from ..findings import Finding, Report, State
-from ..rules.every import EVERY
+from ..rules import TEXTS
 
 __all__ = ["render"]
 
@@ -29,7 +29,7 @@ def render(report: Report) -> str:
         skipped=str(skipped),
     )
     for rule in report.rules:
-        name = f"{rule} {EVERY[rule].name}" if rule in EVERY else rule
+        name = f"{rule} {TEXTS[rule].name}" if rule in TEXTS else rule
         case = ElementTree.SubElement(
             suite, "testcase", classname=f"sconv.{report.target}", name=name
         )

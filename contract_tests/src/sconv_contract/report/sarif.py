@@ -9,7 +9,7 @@ from urllib.parse import quote
 from importlib_metadata import version
 
 from ..findings import Finding, Report, Severity, State
-from ..rules.every import EVERY
+from ..rules import TEXTS
 
 __all__ = ["as_dict", "render"]
 
@@ -47,9 +47,9 @@ def as_dict(report: Report) -> dict[str, Any]:
 
 
 def _rule(rule: str) -> dict[str, Any]:
-    if rule not in EVERY:
+    if rule not in TEXTS:
         return {"id": rule}
-    known = EVERY[rule]
+    known = TEXTS[rule]
     return {
         "id": rule,
         "name": "".join(word.capitalize() for word in known.name.replace("-", " ").split()),

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ..findings import Finding, Report, State
-from ..rules.every import EVERY
+from ..rules import TEXTS
 
 __all__ = ["render", "summary"]
 
@@ -26,7 +26,7 @@ def summary(report: Report) -> Iterator[str]:
     yield "  rules: " + ", ".join(f"{counts[state]} {state.value}" for state in State)
     for state in (State.BROKEN, State.UNVERIFIABLE, State.EXPECTED):
         for rule in [rule for rule, known in states.items() if known is state]:
-            name = f" ({EVERY[rule].name})" if rule in EVERY else ""
+            name = f" ({TEXTS[rule].name})" if rule in TEXTS else ""
             yield f"  {state.value}: {rule}{name}"
     for why in dict.fromkeys(report.not_asked.values()):
         rules = [rule for rule, reason in report.not_asked.items() if reason == why]

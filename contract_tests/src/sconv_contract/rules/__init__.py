@@ -1,23 +1,41 @@
-"""Every rule of the contract, by id; one module per family."""
+"""Every rule of the contract, by id. The static half's are objects of one module per family."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from . import description, entry, imports, ingraph, reading, signature, wiring
-from .rule import Rule
+from . import (
+    class_hooks,
+    description,
+    discovery_imports,
+    patched_classes,
+    private_imports,
+    recorded,
+    signature,
+    unreadable,
+)
+from .behaviour import BEHAVIOUR
+from .rule import Rule, Text
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "TEXTS"]
 
-_EVERY: Final = (
-    *signature.RULES,
-    *wiring.RULES,
-    *entry.RULES,
-    *imports.RULES,
-    *reading.RULES,
-    *description.RULES,
-    *ingraph.RULES,
+_MODULES: Final = (
+    signature,
+    class_hooks,
+    description,
+    discovery_imports,
+    patched_classes,
+    private_imports,
+    unreadable,
+    recorded,
 )
 
-#: All rules in the order of their ids.
-RULES: Final[dict[str, Rule]] = {rule.id: rule for rule in sorted(_EVERY, key=lambda one: one.id)}
+_STATIC: Final[list[Rule[Any]]] = [rule for module in _MODULES for rule in module.RULES]
+
+#: The static half, in the order of the ids.
+RULES: Final[dict[str, Rule[Any]]] = {
+    rule.text.id: rule for rule in sorted(_STATIC, key=lambda rule: rule.text.id)
+}
+
+#: What is told of every rule, those of behaviour included.
+TEXTS: Final[dict[str, Text]] = {id_: rule.text for id_, rule in RULES.items()} | BEHAVIOUR

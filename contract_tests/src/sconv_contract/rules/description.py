@@ -1,61 +1,32 @@
-"""SCV205 and SCV211 to SCV213: what a plugin says of itself in its BackendInfo."""
+"""SCV203, SCV205 and SCV211 to SCV213: an entry point, and what its plugin says of itself."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any, Final
 
 from sconv import CONTRACT_VERSION, BackendInfo, Capabilities
+from sconv.discovery.installed import canonical
+from sconv.discovery.name_conflicts import OWNERS, RESERVED
 from sconv.messages import did_you_mean
 
-from ..findings import Finding
-from ..methods import Function, own_nodes
-from ..resolve import Place, Project, Source
-from ..target import EntryPoint
-from .entry import ENTRY_POINT, OPEN
-from .rule import Rule, Where
-from .wiring import UNVERIFIABLE
+from ..findings import Finding, Where
+from ..source.methods import Function, own_nodes
+from ..source.resolve import ClassRef, Place, Project, Source
+from .discovery import (
+    DeclaredBackend,
+    Description,
+    Discovered,
+    given_capabilities,
+    literal_capabilities,
+    told,
+)
+from .rule import Rule, Text
+from .subjects import Undeclared
+from .unverifiable import CLASS, question
 
-__all__ = ["FACTORY", "INFO", "RULES", "Description", "read_info"]
-
-CONTRACT: Final = Rule(
-    "SCV205",
-    "contract version",
-    "BackendInfo.contract is a literal (major, minor), or a Final one of the same module, that this"
-    " core keeps.",
-    "A computed version cannot be read without importing the plugin, and one of another major is"
-    " refused at load.",
-    "BackendInfo(..., contract=sconv.CONTRACT_VERSION)",
-    f"Write the version that the plugin was made for, such as contract={CONTRACT_VERSION}.",
-)
-FACTORY: Final = Rule(
-    "SCV211",
-    "factory",
-    'BackendInfo.factory is a literal "module:attr" that can be called with spec, device and pool.',
-    "It is imported when the backend is selected; a wrong reference fails in front of the user.",
-    'BackendInfo(..., factory="sconv_npu.backend:creat")',
-    "Let it name a function or class that takes spec, device and pool by name.",
-)
-PROBE: Final = Rule(
-    "SCV212",
-    "probe",
-    "The probe takes nothing and answers Available(priority) or Unavailable(reason).",
-    "A bool gives a user no reason, and a probe that raises is listed as broken.",
-    "def probe():\n    return torch_npu is not None",
-    "Return sconv.Available(priority) or sconv.Unavailable('what is missing').",
-)
-INFO: Final = Rule(
-    "SCV213",
-    "description",
-    "sconv_backend() returns a BackendInfo with the fields that it has, of the right types.",
-    "A wrong field is a TypeError at discovery, and a misspelt capability is never matched.",
-    'Capabilities(window_axes=("times",))',
-    "Correct the field; sconv.BackendInfo and sconv.Capabilities list them.",
-)
-
-RULES: Final = (CONTRACT, FACTORY, PROBE, INFO)
+__all__ = ["RULES"]
 
 _INFO_FIELDS: Final = ("name", "device_type", "contract", "factory", "probe", "capabilities")
 _CHOICES: Final = {
@@ -65,173 +36,323 @@ _CHOICES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Description:
-    """What a plugin's BackendInfo call says.
+class EntryPointRule(Rule[DeclaredBackend | Undeclared]):
+    """Entry points that do not name a plugin object, and distributions without one."""
 
-    Attributes:
-        call: The call.
-        place: Where it stands.
-        fields: Its arguments by name.
-        capabilities: Literal capabilities by name.
-    """
+    text = Text(
+        "SCV203",
+        "entry point",
+        "The entry point names an object of a class with sconv_backend, under a name of its own.",
+        why="A plugin whose entry point does not resolve is listed as broken, and nothing else of"
+        " it runs.",
+        example='[project.entry-points."sconv.backends"]\n'
+        'npu = "sconv_npu.plugin:NpuPlugin"  # a class',
+        fix="Let it name an instance: plugin = NpuPlugin().",
+    )
+    scope = DeclaredBackend | Undeclared
 
-    call: ast.Call
-    place: Place
-    fields: Mapping[str, ast.expr]
-    capabilities: Mapping[str, Any]
+    def check(self, subject: DeclaredBackend | Undeclared) -> Iterator[Finding]:
+        """Yield what is wrong with a declaration, or that there is none."""
+        if isinstance(subject, Undeclared):
+            yield self._undeclared(subject)
+            return
+        run, point, where = subject.run, subject.point, subject.where
+        distribution = run.target.distribution
+        if point.name in RESERVED:
+            yield self.found(where, f"the name {point.name!r} is reserved")
+        owner = OWNERS.get(point.name)
+        if owner and distribution and canonical(distribution) != owner:
+            yield self.found(where, f"the name {point.name!r} belongs to {owner}")
+        for trouble in subject.plugin[1]:
+            yield told(self, run, trouble, DeclaredBackend)
+        for description in subject.descriptions:
+            name = _string(run.project, description, "name")
+            if name is not None and name != point.name:
+                yield self.found(
+                    description.where,
+                    f"it calls itself {name!r} and its entry point {point.name!r}",
+                    fix="Make them the same.",
+                )
 
-    @property
-    def where(self) -> Where:
-        """The place of the call."""
-        return Where.of(self.place.source.path, self.call)
-
-
-def read_info(
-    project: Project, function: Function, place: Place, point: EntryPoint | None
-) -> tuple[list[Description], list[Finding]]:
-    """Read the BackendInfo that a ``sconv_backend`` method returns, and check its literals."""
-    where = Where.of(place.source.path, function)
-    inside = place.inside(function)
-    described: list[Description] = []
-    problems: list[Finding] = []
-    returns = [node for node in own_nodes(function) if isinstance(node, ast.Return)]
-    values = [node.value for node in returns]
-    if isinstance(function, ast.Lambda):
-        values = [function.body]
-    if not values or any(value is None for value in values):
-        problems.append(INFO.found(where, "sconv_backend() returns no BackendInfo"))
-    for value in values:
-        if value is None:
-            continue
-        for found in project.evaluate(value, inside):
-            call = found.node
-            if (
-                isinstance(call, ast.Call)
-                and found.place is not None
-                and project.paths(call.func, found.place)
-                & {"sconv.BackendInfo", "sconv.discovery.info.BackendInfo"}
-            ):
-                description, more = _description(project, call, found.place)
-                problems += more
-                if description is not None:
-                    described.append(description)
-                    problems += _literals(project, description, point)
-            elif isinstance(call, ast.Constant | ast.Dict | ast.Tuple | ast.List):
-                problems.append(INFO.found(where, f"sconv_backend() returns {ast.unparse(call)}"))
-            else:
-                text = f"sconv_backend() returns {ast.unparse(value)}, which is not followed"
-                problems.append(UNVERIFIABLE.found(where, text, leaves_open=OPEN))
-    return described, problems
-
-
-def _description(
-    project: Project, call: ast.Call, place: Place
-) -> tuple[Description | None, list[Finding]]:
-    where = Where.of(place.source.path, call)
-    if any(keyword.arg is None for keyword in call.keywords) or any(
-        isinstance(argument, ast.Starred) for argument in call.args
-    ):
-        text = "BackendInfo takes * or **, so that its fields cannot be read"
-        return None, [UNVERIFIABLE.found(where, text, leaves_open=OPEN)]
-    fields = dict(zip(BackendInfo.__dataclass_fields__, call.args, strict=False))
-    fields |= {str(keyword.arg): keyword.value for keyword in call.keywords}
-    problems = [
-        INFO.found(where, f"BackendInfo has no field {name!r}{did_you_mean(name, _INFO_FIELDS)}")
-        for name in fields
-        if name not in BackendInfo.__dataclass_fields__
-    ]
-    problems += [
-        INFO.found(where, f"BackendInfo lacks the field {name!r}")
-        for name in _INFO_FIELDS[:-1]
-        if name not in fields
-    ]
-    capabilities: dict[str, Any] = {}
-    if "capabilities" in fields:
-        for found in project.evaluate(fields["capabilities"], place):
-            if isinstance(found.node, ast.Call) and found.place is not None:
-                capabilities, more = _capabilities(project, found.node, found.place)
-                problems += more
-    return Description(call, place, fields, capabilities), problems
-
-
-def _capabilities(
-    project: Project, call: ast.Call, place: Place
-) -> tuple[dict[str, Any], list[Finding]]:
-    where = Where.of(place.source.path, call)
-    known = Capabilities.__dataclass_fields__
-    given = dict(zip(known, call.args, strict=False))
-    given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
-    values: dict[str, Any] = {}
-    problems = []
-    for name, expression in given.items():
-        if name not in known:
-            text = f"Capabilities has no field {name!r}{did_you_mean(name, known)}"
-            problems.append(INFO.found(where, text))
-            continue
-        try:
-            values[name] = project.constant(expression, place)
-        except ValueError:
-            continue
-        for value in values[name] if name in _CHOICES else ():
-            if value not in _CHOICES[name]:
-                near = did_you_mean(str(value), _CHOICES[name])
-                text = f"Capabilities.{name} holds {value!r}{near}"
-                problems.append(INFO.found(where, text))
-    return values, problems
-
-
-def _literals(
-    project: Project, description: Description, point: EntryPoint | None
-) -> Iterator[Finding]:
-    where, place = description.where, description.place
-    yield from _contract(project, description)
-    for field, rule in (("name", INFO), ("device_type", INFO), ("factory", FACTORY)):
-        if field not in description.fields:
-            continue
-        try:
-            value = project.constant(description.fields[field], place)
-        except ValueError:
-            written = ast.unparse(description.fields[field])
-            text = f"BackendInfo.{field} is {written}, not a literal string"
-            yield rule.found(where, text, fix="Write the string itself.")
-            continue
-        if not isinstance(value, str) or not value:
-            yield rule.found(where, f"BackendInfo.{field} is {value!r}, not a string")
-        elif field == "name" and point is not None and value != point.name:
-            yield ENTRY_POINT.found(
-                where,
-                f"it calls itself {value!r} and its entry point {point.name!r}",
-                fix="Make them the same.",
+    def _undeclared(self, subject: Undeclared) -> Finding:
+        target = subject.run.target
+        if target.unread is not None:
+            return question(
+                subject.run,
+                Where(target.unread),
+                "entry points that setup.py declares are not read",
+                DeclaredBackend,
+                Discovered,
+                fix="Declare them in pyproject.toml, or verify the installed distribution by name.",
             )
-    if "probe" in description.fields:
-        yield from _probe(project, description.fields["probe"], place, where)
+        return self.found(
+            Where(target.pyproject or target.base),
+            f"{target.name} declares no entry point of the group sconv.backends",
+            fix='Add [project.entry-points."sconv.backends"] with name = "module:attr".',
+        )
 
 
-def _contract(project: Project, description: Description) -> Iterator[Finding]:
-    expression = description.fields.get("contract")
-    if expression is None:
-        return
-    where = description.where
+class ContractVersion(Rule[DeclaredBackend]):
+    """Contract versions that cannot be read, or that this core does not keep."""
+
+    text = Text(
+        "SCV205",
+        "contract version",
+        "BackendInfo.contract is a literal (major, minor), or a Final one of the same module, that"
+        " this core keeps.",
+        why="A computed version cannot be read without importing the plugin, and one of another"
+        " major is refused at load.",
+        example="BackendInfo(..., contract=sconv.CONTRACT_VERSION)",
+        fix=f"Write the version that the plugin was made for, such as contract={CONTRACT_VERSION}.",
+    )
+    scope = DeclaredBackend
+
+    def check(self, subject: DeclaredBackend) -> Iterator[Finding]:
+        """Yield versions that are computed, malformed, or of another major."""
+        for description in subject.descriptions:
+            expression = description.fields.get("contract")
+            if expression is not None:
+                yield from self._version(description, expression)
+
+    def _version(self, description: Description, expression: ast.expr) -> Iterator[Finding]:
+        where, source = description.where, description.place.source
+        try:
+            value = ast.literal_eval(_behind_final(expression, source) or expression)
+        except ValueError:
+            yield self.found(
+                where,
+                f"BackendInfo.contract is {ast.unparse(expression)}, neither a literal nor a name"
+                " that this module declares Final and gives one",
+            )
+            return
+        if not (isinstance(value, tuple) and [type(part) for part in value] == [int, int]):
+            yield self.found(where, f"BackendInfo.contract is {value!r}, not two ints")
+        elif value[0] != CONTRACT_VERSION[0] or value[1] > CONTRACT_VERSION[1]:
+            here = ".".join(map(str, CONTRACT_VERSION))
+            older = "sconv-core" if value > CONTRACT_VERSION else "the plugin"
+            yield self.found(
+                where,
+                f"it keeps contract {value[0]}.{value[1]} and this sconv-core has {here}",
+                fix=f"Upgrade {older}.",
+            )
+
+
+class FactoryRule(Rule[DeclaredBackend]):
+    """Factories that cannot be imported, or called as they will be."""
+
+    text = Text(
+        "SCV211",
+        "factory",
+        'BackendInfo.factory is a literal "module:attr" that can be called with spec, device and'
+        " pool.",
+        why="It is imported when the backend is selected; a wrong reference fails in front of the"
+        " user.",
+        example='BackendInfo(..., factory="sconv_npu.backend:creat")',
+        fix="Let it name a function or class that takes spec, device and pool by name.",
+    )
+    scope = DeclaredBackend
+
+    def check(self, subject: DeclaredBackend) -> Iterator[Finding]:
+        """Yield what is wrong with a factory's name and with what it names."""
+        for factory in subject.factories:
+            yield from _not_a_string(self, subject.run.project, factory.description, "factory")
+            for trouble in factory.troubles:
+                yield told(self, subject.run, trouble, *CLASS)
+
+
+class Probe(Rule[DeclaredBackend]):
+    """Probes that take arguments, or answer something else."""
+
+    text = Text(
+        "SCV212",
+        "probe",
+        "The probe takes nothing and answers Available(priority) or Unavailable(reason).",
+        why="A bool gives a user no reason, and a probe that raises is listed as broken.",
+        example="def probe():\n    return torch_npu is not None",
+        fix="Return sconv.Available(priority) or sconv.Unavailable('what is missing').",
+    )
+    scope = DeclaredBackend
+
+    def check(self, subject: DeclaredBackend) -> Iterator[Finding]:
+        """Yield what is wrong with a probe."""
+        project = subject.run.project
+        for description in subject.descriptions:
+            place, expression = description.place, description.fields.get("probe")
+            for found in project.evaluate(expression, place) if expression is not None else ():
+                node = found.node
+                if isinstance(node, ast.AsyncFunctionDef):
+                    yield self.found(Where.of(place.source.path, node), "the probe is async")
+                elif isinstance(node, ast.FunctionDef | ast.Lambda) and found.place is not None:
+                    yield from self._function(project, node, found.place)
+                elif isinstance(node, ast.Constant):
+                    text = f"the probe is {node.value!r}, not a function"
+                    yield self.found(description.where, text)
+
+    def _function(self, project: Project, node: Function, place: Place) -> Iterator[Finding]:
+        where = Where.of(place.source.path, node)
+        required = len(node.args.posonlyargs) + len(node.args.args) - len(node.args.defaults)
+        bound = bool(place.chain) and isinstance(place.chain[-1], ast.ClassDef)
+        if required > int(bound) or any(default is None for default in node.args.kw_defaults):
+            yield self.found(where, "the probe has parameters, and is called with nothing")
+        values: list[ast.expr | None]
+        if isinstance(node, ast.Lambda):
+            values = [node.body]
+        else:
+            values = [each.value for each in own_nodes(node) if isinstance(each, ast.Return)]
+        if not values:
+            yield self.found(where, "the probe returns nothing")
+        for value in values:
+            answers = [value]
+            if isinstance(value, ast.IfExp):
+                answers = [value.body, value.orelse]
+            for answer in answers:
+                yield from self._answer(project, answer, place.inside(node), where)
+
+    def _answer(
+        self, project: Project, answer: ast.expr | None, place: Place, where: Where
+    ) -> Iterator[Finding]:
+        if answer is None or isinstance(
+            answer, ast.Compare | ast.BoolOp | ast.UnaryOp | ast.Constant
+        ):
+            shown = "None" if answer is None else ast.unparse(answer)
+            yield self.found(where, f"the probe returns {shown}: neither Available nor Unavailable")
+        elif isinstance(answer, ast.Call):
+            paths = project.paths(answer.func, place)
+            if paths & {
+                "builtins.bool",
+                "builtins.isinstance",
+                "builtins.hasattr",
+                "builtins.any",
+                "torch.cuda.is_available",
+                "torch.npu.is_available",
+            }:
+                yield self.found(where, f"the probe returns {ast.unparse(answer)}, which is a bool")
+            given = [*answer.args, *(keyword.value for keyword in answer.keywords)]
+            if paths & {"sconv.Available", "sconv.discovery.info.Available"} and len(given) == 1:
+                try:
+                    priority = project.constant(given[0], place)
+                except ValueError:
+                    return
+                if type(priority) is not int:
+                    yield self.found(
+                        where, f"the probe answers Available({priority!r}), not an int"
+                    )
+
+
+class DescriptionRule(Rule[DeclaredBackend]):
+    """Descriptions with fields that do not exist, or of other types."""
+
+    text = Text(
+        "SCV213",
+        "description",
+        "sconv_backend() returns a BackendInfo with the fields that it has, of the right types.",
+        why="A wrong field is a TypeError at discovery, and a misspelt capability is never"
+        " matched.",
+        example='Capabilities(window_axes=("times",))',
+        fix="Correct the field; sconv.BackendInfo and sconv.Capabilities list them.",
+    )
+    scope = DeclaredBackend
+
+    def check(self, subject: DeclaredBackend) -> Iterator[Finding]:
+        """Yield what is wrong with what ``sconv_backend`` returns."""
+        project = subject.run.project
+        for trouble in subject.undescribed:
+            yield told(self, subject.run, trouble, DeclaredBackend)
+        for description in subject.descriptions:
+            yield from self._fields(description)
+            for call, place in description.capabilities:
+                yield from self._capabilities(project, call, place)
+            for field in ("name", "device_type"):
+                yield from _not_a_string(self, project, description, field)
+        for factory in subject.factories:
+            for ref in factory.classes:
+                yield from self._layouts(project, ref, factory.description)
+
+    def _fields(self, description: Description) -> Iterator[Finding]:
+        for name in description.fields:
+            if name not in BackendInfo.__dataclass_fields__:
+                near = did_you_mean(name, _INFO_FIELDS)
+                yield self.found(description.where, f"BackendInfo has no field {name!r}{near}")
+        for name in _INFO_FIELDS[:-1]:
+            if name not in description.fields:
+                yield self.found(description.where, f"BackendInfo lacks the field {name!r}")
+
+    def _capabilities(self, project: Project, call: ast.Call, place: Place) -> Iterator[Finding]:
+        where = Where.of(place.source.path, call)
+        known = Capabilities.__dataclass_fields__
+        for name, expression in given_capabilities(call).items():
+            if name not in known:
+                text = f"Capabilities has no field {name!r}{did_you_mean(name, known)}"
+                yield self.found(where, text)
+                continue
+            try:
+                values = project.constant(expression, place)
+            except ValueError:
+                continue
+            for value in values if name in _CHOICES else ():
+                if value not in _CHOICES[name]:
+                    near = did_you_mean(str(value), _CHOICES[name])
+                    yield self.found(where, f"Capabilities.{name} holds {value!r}{near}")
+
+    def _layouts(
+        self, project: Project, ref: ClassRef, description: Description
+    ) -> Iterator[Finding]:
+        """Compare the window layouts that a class keeps with those that its plugin declares."""
+        literals = literal_capabilities(project, description)
+        declared = literals.get("window_layouts", Capabilities().window_layouts)
+        for base in project.mro(ref)[0][0]:
+            known = project.scope(base.node).get("window_layouts")
+            if known is None:
+                continue
+            value = getattr(known.definitions[-1], "value", None)
+            try:
+                kept = tuple(project.constant(value, base.inside)) if value is not None else None
+            except (TypeError, ValueError):
+                return
+            if kept is None or not declared:
+                return
+            if declared[0] != kept[0] or not set(declared) <= set(kept):
+                yield self.found(
+                    description.where,
+                    f"Capabilities.window_layouts is {tuple(declared)}, and {ref.node.name} keeps"
+                    f" {kept}",
+                    fix="Declare what the class keeps, first choice first.",
+                )
+            return
+
+
+RULES: Final = (
+    EntryPointRule(),
+    ContractVersion(),
+    FactoryRule(),
+    Probe(),
+    DescriptionRule(),
+)
+
+
+def _string(project: Project, description: Description, field: str) -> str | None:
+    """Return a field that is a literal string with something in it."""
     try:
-        value = ast.literal_eval(_behind_final(expression, description.place.source) or expression)
-    except ValueError:
-        yield CONTRACT.found(
-            where,
-            f"BackendInfo.contract is {ast.unparse(expression)}, neither a literal nor a name that"
-            " this module declares Final and gives one",
-        )
+        value = project.constant(description.fields[field], description.place)
+    except (KeyError, ValueError):
+        return None
+    return value if isinstance(value, str) and value else None
+
+
+def _not_a_string(
+    rule: Rule[Any], project: Project, description: Description, field: str
+) -> Iterator[Finding]:
+    if field not in description.fields:
         return
-    if not (isinstance(value, tuple) and [type(part) for part in value] == [int, int]):
-        yield CONTRACT.found(where, f"BackendInfo.contract is {value!r}, not two ints")
-    elif value[0] != CONTRACT_VERSION[0] or value[1] > CONTRACT_VERSION[1]:
-        here = ".".join(map(str, CONTRACT_VERSION))
-        older = "sconv-core" if value > CONTRACT_VERSION else "the plugin"
-        yield CONTRACT.found(
-            where,
-            f"it keeps contract {value[0]}.{value[1]} and this sconv-core has {here}",
-            fix=f"Upgrade {older}.",
-        )
+    where, expression = description.where, description.fields[field]
+    try:
+        value = project.constant(expression, description.place)
+    except ValueError:
+        text = f"BackendInfo.{field} is {ast.unparse(expression)}, not a literal string"
+        yield rule.found(where, text, fix="Write the string itself.")
+        return
+    if not isinstance(value, str) or not value:
+        yield rule.found(where, f"BackendInfo.{field} is {value!r}, not a string")
 
 
 def _behind_final(expression: ast.expr, source: Source) -> ast.expr | None:
@@ -245,62 +366,3 @@ def _behind_final(expression: ast.expr, source: Source) -> ast.expr | None:
             return value if name.rpartition(".")[2] == "Final" else None
         case _:
             return None
-
-
-def _probe(project: Project, expression: ast.expr, place: Place, where: Where) -> Iterator[Finding]:
-    for found in project.evaluate(expression, place):
-        node = found.node
-        if isinstance(node, ast.AsyncFunctionDef):
-            yield PROBE.found(Where.of(place.source.path, node), "the probe is async")
-        elif isinstance(node, ast.FunctionDef | ast.Lambda) and found.place is not None:
-            yield from _probe_function(project, node, found.place)
-        elif isinstance(node, ast.Constant):
-            yield PROBE.found(where, f"the probe is {node.value!r}, not a function")
-
-
-def _probe_function(project: Project, node: Function, place: Place) -> Iterator[Finding]:
-    where = Where.of(place.source.path, node)
-    required = len(node.args.posonlyargs) + len(node.args.args) - len(node.args.defaults)
-    bound = bool(place.chain) and isinstance(place.chain[-1], ast.ClassDef)
-    if required > int(bound) or any(default is None for default in node.args.kw_defaults):
-        yield PROBE.found(where, "the probe has parameters, and is called with nothing")
-    values: list[ast.expr | None]
-    if isinstance(node, ast.Lambda):
-        values = [node.body]
-    else:
-        values = [each.value for each in own_nodes(node) if isinstance(each, ast.Return)]
-    if not values:
-        yield PROBE.found(where, "the probe returns nothing")
-    for value in values:
-        answers = [value]
-        if isinstance(value, ast.IfExp):
-            answers = [value.body, value.orelse]
-        for answer in answers:
-            yield from _answer(project, answer, place.inside(node), where)
-
-
-def _answer(
-    project: Project, answer: ast.expr | None, place: Place, where: Where
-) -> Iterator[Finding]:
-    if answer is None or isinstance(answer, ast.Compare | ast.BoolOp | ast.UnaryOp | ast.Constant):
-        shown = "None" if answer is None else ast.unparse(answer)
-        yield PROBE.found(where, f"the probe returns {shown}: neither Available nor Unavailable")
-    elif isinstance(answer, ast.Call):
-        paths = project.paths(answer.func, place)
-        if paths & {
-            "builtins.bool",
-            "builtins.isinstance",
-            "builtins.hasattr",
-            "builtins.any",
-            "torch.cuda.is_available",
-            "torch.npu.is_available",
-        }:
-            yield PROBE.found(where, f"the probe returns {ast.unparse(answer)}, which is a bool")
-        given = [*answer.args, *(keyword.value for keyword in answer.keywords)]
-        if paths & {"sconv.Available", "sconv.discovery.info.Available"} and len(given) == 1:
-            try:
-                priority = project.constant(given[0], place)
-            except ValueError:
-                return
-            if type(priority) is not int:
-                yield PROBE.found(where, f"the probe answers Available({priority!r}), not an int")

@@ -1,51 +1,65 @@
-"""What a rule is; the families of rules are the other modules of this package."""
+"""What a rule is: its texts, what it is asked about, and how it finds a breach."""
 
 from __future__ import annotations
 
-import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from types import UnionType
+from typing import Any, ClassVar, Generic, TypeVar, get_args
 
-from ..findings import Finding, Severity
+from ..findings import Finding, Severity, Where
 
-__all__ = ["Rule", "Where"]
+__all__ = ["Rule", "Text"]
 
-
-@dataclass(frozen=True, slots=True)
-class Where:
-    """A place in a file that a finding points at."""
-
-    path: Path
-    line: int = 1
-    column: int = 1
-
-    @classmethod
-    def of(cls, path: Path, node: ast.AST) -> Where:
-        """Return the place of a syntax node."""
-        return cls(path, getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1)
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """One rule of the contract.
+class Text:
+    """What is told of a rule.
 
     Attributes:
         id: Stable: never given to another rule.
         name: A few words, for tables.
         summary: What is asked, in one sentence.
+        fix: What to do.
         why: What happens to those who break it.
         example: Code that breaks it.
-        fix: What to do.
         severity: Error, or warning where the breach may be harmless.
     """
 
     id: str
     name: str
     summary: str
-    why: str
-    example: str
     fix: str
+    why: str = ""
+    example: str = ""
     severity: Severity = Severity.ERROR
+
+
+class Rule(Generic[S]):
+    """One rule of the static half; a subclass is one rule, and its module is all there is of it.
+
+    Attributes:
+        text: What is told of it.
+        scope: The kind of subject (:mod:`.subjects`) that it is asked about.
+        foreign: It is told of a class that another distribution defines, too.
+        is_question: It says what cannot be seen, and so is never left open itself.
+    """
+
+    text: ClassVar[Text]
+    scope: ClassVar[type[Any] | UnionType]
+    foreign: ClassVar[bool] = False
+    is_question: ClassVar[bool] = False
+
+    @property
+    def scopes(self) -> tuple[type[Any], ...]:
+        """The kinds of subject of its scope."""
+        return get_args(self.scope) or (self.scope,)
+
+    def check(self, subject: S) -> Iterator[Finding]:
+        """Yield what breaks the rule in one subject."""
+        raise NotImplementedError
 
     def found(
         self,
@@ -61,10 +75,10 @@ class Rule:
             path=str(where.path),
             line=where.line,
             column=where.column,
-            rule=self.id,
+            rule=self.text.id,
             message=message,
-            fix=fix or self.fix,
+            fix=fix or self.text.fix,
             hook=hook,
-            severity=self.severity,
+            severity=self.text.severity,
             leaves_open=leaves_open,
         )

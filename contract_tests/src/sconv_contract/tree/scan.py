@@ -13,17 +13,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .contract import STEP
-from .findings import Finding, Report
-from .methods import Function, is_setter
-from .reads import is_read, is_read_by_key, is_stub
-from .refusals import forwarded_to, kind_problem, reasons
-from .rules import RULES
-from .rules.rule import Where
-from .scopes import blocks, live
-from .source import SourceError, parse, walk
-from .target import TargetError
-from .tree_calls import Call, calls_in, mentions
+from ..findings import Finding, Report, Where
+from ..rules import RULES
+from ..source.files import SourceError, parse, walk
+from ..source.hook_specs import STEP
+from ..source.methods import Function, is_setter
+from ..source.parameter_use import is_read, is_read_by_key, is_stub
+from ..source.scopes import blocks, live
+from ..target import TargetError
+from .call_mismatch import forwarded_to, kind_problem, reasons
+from .calls import Call, calls_in, mentions
 
 __all__ = ["scan_tree"]
 

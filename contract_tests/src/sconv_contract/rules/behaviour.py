@@ -1,26 +1,16 @@
-"""SCV4xx: what a backend does, each rule one or more tests of the suite."""
+"""SCV4xx: what a backend does, each rule one or more tests of :mod:`sconv_contract.behaviour`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Final
 
-from ..rules.rule import Rule
+from .rule import Text
 
-__all__ = ["BEHAVIOUR", "keeps", "rule_of"]
-
-#: The attribute that ties a test to its rule: a pytest marker would have to be registered by every
-#: vendor who is strict about markers.
-_ATTRIBUTE: Final = "sconv_rule"
-
-_Test = TypeVar("_Test", bound=Callable[..., Any])
+__all__ = ["BEHAVIOUR"]
 
 
-def _table(*rows: tuple[str, str, str, str]) -> dict[str, Rule]:
-    return {
-        number: Rule(number, name, summary, why="", example="", fix=fix)
-        for number, name, summary, fix in rows
-    }
+def _table(*rows: tuple[str, str, str, str]) -> dict[str, Text]:
+    return {row[0]: Text(*row) for row in rows}
 
 
 BEHAVIOUR: Final = _table(
@@ -198,19 +188,3 @@ BEHAVIOUR: Final = _table(
         "Captured buffers never grow.",
     ),
 )
-
-
-def keeps(rule: str) -> Callable[[_Test], _Test]:
-    """Mark a test of the suite with the rule that it belongs to."""
-    assert rule in BEHAVIOUR, rule
-
-    def mark(test: _Test) -> _Test:
-        setattr(test, _ATTRIBUTE, rule)
-        return test
-
-    return mark
-
-
-def rule_of(test: Callable[..., Any]) -> str:
-    """Return the rule that a test belongs to, or "" if it is none of the suite's."""
-    return str(getattr(test, _ATTRIBUTE, ""))

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .keys import Keys, dictionaries, keys_of
-from .methods import own_nodes
+from ..source.methods import own_nodes
+from .dictionary_keys import Keys, dictionaries, keys_of
 
 __all__ = ["Call", "calls_in", "mentions"]
 

@@ -6,13 +6,13 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from .kinds import HOST, TENSOR, object_kind, of_annotation
-from .members import members
-from .methods import Method, own_nodes
-from .resolve import ClassRef, Place, Project
+from ..source.members import Members
+from ..source.methods import Method, own_nodes
+from ..source.resolve import ClassRef, Place, Project
 from .tensor_calls import ALLOCATING
+from .value_kinds import HOST, TENSOR, class_of, object_kind, of_annotation
 
-__all__ = ["Shape", "allocates", "annotated", "shape_of"]
+__all__ = ["Shape", "Shapes", "allocates", "annotated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,44 @@ class Shape:
     attributes: Mapping[str, str]
 
 
-def shape_of(project: Project, order: Sequence[ClassRef]) -> Shape:
-    """Return the shape of a class with this method resolution order."""
-    attributes: dict[str, str] = {}
-    for ref in order:
-        for name, kind in _attributes(project, ref):
-            if kind != HOST:
-                attributes.setdefault(name, kind)
-    return Shape(order, members(project, order), attributes)
+class Shapes:
+    """The shapes of the classes of one target; each is made once."""
+
+    def __init__(self, members: Members) -> None:
+        """Ask ``members`` what the classes define."""
+        self.members, self.project = members, members.project
+        self._of_path: dict[str, Shape | None] = {}
+        self._set_by: dict[ast.ClassDef, dict[str, str]] = {}
+
+    def of(self, order: Sequence[ClassRef]) -> Shape:
+        """Return the shape of a class with this method resolution order."""
+        attributes: dict[str, str] = {}
+        for ref in order:
+            attributes = self._attributes(ref) | attributes
+        return Shape(order, self.members.of(order), attributes)
+
+    def of_kind(self, kind: str) -> Shape | None:
+        """Return what an object of this kind has, or None if its class is not known."""
+        path = class_of(kind)
+        if path is None:
+            return None
+        if path not in self._of_path:
+            self._of_path[path] = None
+            for found in self.project.find(path):
+                if isinstance(found.node, ast.ClassDef) and found.place is not None:
+                    ref = ClassRef(path, found.node, found.place)
+                    self._of_path[path] = self.of(self.project.mro(ref)[0][0])
+        return self._of_path[path]
+
+    def _attributes(self, ref: ClassRef) -> dict[str, str]:
+        """Return the kinds of attributes that one class's body and methods set."""
+        if ref.node not in self._set_by:
+            known: dict[str, str] = {}
+            for name, kind in _attributes(self.project, ref):
+                if kind != HOST:
+                    known.setdefault(name, kind)
+            self._set_by[ref.node] = known
+        return self._set_by[ref.node]
 
 
 def annotated(project: Project, annotation: ast.expr | None, place: Place) -> str:

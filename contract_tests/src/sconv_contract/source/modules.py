@@ -12,8 +12,8 @@ from typing import Final
 
 import griffe
 
-from .places import Source
-from .source import SourceError, parse
+from .files import SourceError, parse
+from .symbols import Source
 
 __all__ = ["Modules", "is_opaque"]
 

@@ -7,10 +7,19 @@ does not. Definitions inside functions are no definitions of the block.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Live", "Scope", "Stars", "blocks", "live", "statements", "type_checking_only"]
+__all__ = [
+    "Live",
+    "Scope",
+    "Stars",
+    "blocks",
+    "every_statement",
+    "live",
+    "statements",
+    "type_checking_only",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,15 @@ def statements(body: Iterable[ast.stmt]) -> Iterable[ast.stmt]:
             continue
         for block in blocks(statement):
             yield from statements(block)
+
+
+def every_statement(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield all statements of a block, those of nested blocks, functions and classes included."""
+    pending = list(reversed(body))
+    while pending:
+        statement = pending.pop()
+        yield statement
+        pending += [inner for block in blocks(statement) for inner in reversed(block)]
 
 
 def blocks(statement: ast.stmt) -> Iterable[list[ast.stmt]]:

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .methods import own_nodes
-from .reads import parameters_of
+from ..source.methods import own_nodes
+from ..source.parameter_use import parameters_of
 
 __all__ = ["Keys", "dictionaries", "keys_of"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from .methods import Function, own_nodes
-from .tree_calls import Call
+from ..source.methods import Function, own_nodes
+from .calls import Call
 
 __all__ = ["forwarded_to", "kind_problem", "reasons"]
 

@@ -1,21 +1,22 @@
-"""SCV206: what gives a class other hooks than its body shows, while or after it is made."""
+"""SCV206: classes that cannot be followed, and what changes one while or after it is made."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ..contract import DISCOVERY, STEP
-from ..decorators import returned
-from ..findings import Finding
-from ..methods import is_setter, own_nodes
-from ..modules import is_opaque
-from ..resolve import ClassRef, Found, Place, Project, Source
-from .rule import Where
-from .wiring import OPEN, UNVERIFIABLE
+from ..findings import Finding, Where
+from ..source.decorators import is_marker, returned
+from ..source.hook_specs import DISCOVERY, STEP
+from ..source.methods import is_setter, own_nodes
+from ..source.modules import is_opaque
+from ..source.resolve import ClassRef, Found, Place, Project
+from ..source.scopes import blocks
+from .subjects import ClassSubject, Implementation, Module, Unread, where_of
+from .unverifiable import CLASS, Unverifiable, question
 
-__all__ = ["changed_afterwards", "made_otherwise"]
+__all__ = ["RULES"]
 
 _HOOKS: Final = STEP.keys() | DISCOVERY.keys()
 
@@ -28,17 +29,58 @@ _LEAVES: Final = (ast.expr_context, ast.operator, ast.cmpop, ast.Constant, ast.N
 _MAX_DEPTH: Final = 4
 
 
-def made_otherwise(
-    project: Project, ref: ClassRef, orders: Sequence[Sequence[ClassRef]]
-) -> Iterator[Finding]:
-    """Report decorators, metaclasses and ``__init_subclass__`` that may change a class's hooks.
+class OpenClasses(Unverifiable):
+    """What leaves questions about a class open, and marked functions of no class that is seen."""
 
-    Args:
-        project: Where names are looked up.
-        ref: The class.
-        orders: Its method resolution orders.
-    """
-    bases = {base.node: base for order in orders for base in order}
+    scope = ClassSubject | Module | Unread
+
+    def check(self, subject: ClassSubject | Module | Unread) -> Iterator[Finding]:
+        """Yield the questions of a class, of a module, or of a file that is too large."""
+        match subject:
+            case ClassSubject():
+                yield from _methods_not_followed(subject)
+                if subject.has_hooks:
+                    yield from _bases_not_seen(subject)
+                    yield from _made_otherwise(subject)
+            case Module():
+                yield from _stray_marks(subject)
+                yield from _changed_afterwards(subject)
+            case Unread(run=run, path=path, problem=problem) if problem.is_too_large:
+                scopes = [scope for rule in run.rules for scope in rule.scopes]
+                text, fix = f"{path.name} {problem}", "Split it, or leave generated data out of it."
+                yield question(run, Where(path), text, *scopes, fix=fix)
+
+
+RULES: Final = (OpenClasses(),)
+
+
+def _methods_not_followed(subject: ClassSubject) -> Iterator[Finding]:
+    for _, methods in subject.with_hooks:
+        for variants in methods.values():
+            for method in variants:
+                hook = method.hook if method.marked else method.name
+                if method.unknown and hook in subject.hooks:
+                    text = f"{hook}: {method.unknown}"
+                    yield question(subject.run, where_of(method), text, *CLASS, hook=hook)
+
+
+def _bases_not_seen(subject: ClassSubject) -> Iterator[Finding]:
+    for base in subject.unseen:
+        yield question(
+            subject.run,
+            subject.where,
+            f"class {subject.ref.node.name}: its base {base} cannot be seen, so hooks that it may"
+            " bring or change are not checked",
+            *CLASS,
+            fix=f"Install the distribution of {base} beside this one, or add its folder with"
+            " --search-path.",
+        )
+
+
+def _made_otherwise(subject: ClassSubject) -> Iterator[Finding]:
+    """Report decorators, metaclasses and ``__init_subclass__`` that may change a class's hooks."""
+    project = subject.run.project
+    bases = {base.node: base for order, _ in subject.variants for base in order}
     for base in bases.values():
         if is_opaque(base.path):
             continue
@@ -48,31 +90,34 @@ def made_otherwise(
             called = isinstance(decorator, ast.Call)
             for found in project.evaluate(target, base.place.at(base.node)):
                 if not _keeps_hooks(project, found, called=called):
-                    yield _open(where, ref, f"the class decorator @{ast.unparse(target)}")
+                    yield _changes(subject, where, f"the class decorator @{ast.unparse(target)}")
         for keyword in base.node.keywords:
             if keyword.arg == "metaclass":
                 for found in project.evaluate(keyword.value, base.place.at(base.node)):
                     if not _is_plain_metaclass(project, found):
-                        yield _open(where, ref, f"the metaclass {ast.unparse(keyword.value)}")
+                        shown = ast.unparse(keyword.value)
+                        yield _changes(subject, where, f"the metaclass {shown}")
         known = project.scope(base.node).get("__init_subclass__")
         for statement in known.definitions if known is not None else ():
             if not isinstance(statement, ast.FunctionDef) or _changes_argument(
                 project, statement, base.inside, 0
             ):
-                yield _open(where, ref, f"{base.node.name}.__init_subclass__")
+                yield _changes(subject, where, f"{base.node.name}.__init_subclass__")
 
 
-def changed_afterwards(
-    project: Project, source: Source, seen: Collection[ast.AST], hooked: Collection[ast.AST]
-) -> Iterator[Finding]:
-    """Report attributes that are set or deleted from outside of a class's body.
+def _changes(subject: ClassSubject, where: Where, what: str) -> Finding:
+    return question(
+        subject.run,
+        where,
+        f"class {subject.ref.node.name}: {what} may change its hooks",
+        *CLASS,
+        fix="Write the hooks with def in the class, and let what makes it leave them alone.",
+    )
 
-    Args:
-        project: Where names are looked up.
-        source: The module.
-        seen: Classes that were checked.
-        hooked: Those of them with hooks.
-    """
+
+def _changed_afterwards(subject: Module) -> Iterator[Finding]:
+    """Report attributes that are set or deleted from outside of a class's body."""
+    run, source = subject.run, subject.source
     for node, place in _nodes(source.tree, Place(source)):
         name: object = None
         target: ast.expr | None = None
@@ -83,27 +128,39 @@ def changed_afterwards(
             name = given.value if isinstance(given, ast.Constant) else "?"
         if target is None or (name not in _HOOKS and name != "?"):
             continue
-        classes = _classes_of(project, target, place)
+        classes = _classes_of(run.project, target, place)
         # Any name may be a hook's, and a hook's name may be any object's: one of both must show.
-        if (name == "?" and classes & set(hooked)) or (
-            name != "?" and not (classes and classes <= set(seen) - set(hooked))
+        if (name == "?" and classes & run.hooked) or (
+            name != "?" and not (classes and classes <= subject.unhooked)
         ):
             shown = name if name != "?" else f"an attribute of {ast.unparse(target)}"
-            yield UNVERIFIABLE.found(
+            yield question(
+                run,
                 Where.of(source.path, node),
                 f"{shown} is set or deleted after its class was made",
+                *CLASS,
                 hook=str(name) if name in _HOOKS else "",
-                leaves_open=OPEN,
             )
 
 
-def _open(where: Where, ref: ClassRef, what: str) -> Finding:
-    return UNVERIFIABLE.found(
-        where,
-        f"class {ref.node.name}: {what} may change its hooks",
-        fix="Write the hooks with def in the class, and let what makes it leave them alone.",
-        leaves_open=OPEN,
-    )
+def _stray_marks(subject: Module) -> Iterator[Finding]:
+    """Report marked functions that belong to no class that was checked."""
+    run, source = subject.run, subject.source
+    for node, place in _statements(source.tree.body, Place(source)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node in run.checked:
+            continue
+        inside_class = bool(place.chain) and isinstance(place.chain[-1], ast.ClassDef)
+        if inside_class and place.chain[-1] in run.checked:
+            continue
+        if any(is_marker(run.project, one, place) for one in node.decorator_list):
+            what = "a class that is not followed" if inside_class else "no class"
+            yield question(
+                run,
+                Where.of(source.path, node),
+                f"{node.name} is marked as a hook and belongs to {what}",
+                Implementation,
+                hook=node.name,
+            )
 
 
 def _keeps_hooks(project: Project, decorator: Found, *, called: bool) -> bool:
@@ -198,3 +255,11 @@ def _nodes(tree: ast.AST, place: Place) -> Iterator[tuple[ast.AST, Place]]:
                 continue  # an annotation alone sets nothing
             yield node, inner
             pending.append((node, inner))
+
+
+def _statements(body: Sequence[ast.stmt], place: Place) -> Iterator[tuple[ast.stmt, Place]]:
+    for statement in body:
+        yield statement, place
+        scoped = isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        for block in blocks(statement):
+            yield from _statements(block, place.inside(statement) if scoped else place)

@@ -10,27 +10,57 @@ from .decorators import apply, decorated
 from .methods import Method
 from .resolve import ClassRef, Found, Project
 
-__all__ = ["members"]
+__all__ = ["Members"]
 
 
-def members(project: Project, mro: Sequence[ClassRef]) -> dict[str, list[Method]]:
-    """Return everything that each attribute of a class may be, inherited ones included.
+class Members:
+    """The attributes of classes; each class body is read once."""
 
-    An attribute that is defined in one branch alone may also be the inherited one.
-    """
-    scopes = [(ref, project.scope(ref.node)) for ref in mro]
-    found: dict[str, list[Method]] = {}
-    for name in dict.fromkeys(name for _, scope in scopes for name in scope):
-        every: list[Method] = []
-        for ref, scope in scopes:
-            if name not in scope:
-                continue
-            for statement in scope[name].definitions:
-                every += _of_statement(project, name, ref, statement)
-            if scope[name].certain:
+    def __init__(self, project: Project) -> None:
+        """Look names up in this project."""
+        self.project = project
+        self._own: dict[ast.ClassDef, dict[str, list[Method]]] = {}
+
+    def of(self, order: Sequence[ClassRef]) -> dict[str, list[Method]]:
+        """Return everything that each attribute of a class may be, inherited ones included.
+
+        An attribute that is defined in one branch alone may also be the inherited one.
+
+        Args:
+            order: The class and its bases, in the order of method resolution.
+        """
+        found: dict[str, list[Method]] = {}
+        settled: set[str] = set()
+        for ref in order:
+            for name, methods in self.own(ref).items():
+                if name not in settled:
+                    found.setdefault(name, []).extend(methods)
+                if self.project.scope(ref.node)[name].certain:
+                    settled.add(name)
+        return found
+
+    def named(self, order: Sequence[ClassRef], name: str) -> list[Method]:
+        """Return everything that one attribute of a class may be."""
+        found: list[Method] = []
+        for ref in order:
+            found += self.own(ref).get(name, [])
+            known = self.project.scope(ref.node).get(name)
+            if known is not None and known.certain:
                 break
-        found[name] = every
-    return found
+        return found
+
+    def own(self, ref: ClassRef) -> dict[str, list[Method]]:
+        """Return everything that the attributes which a class body defines may be."""
+        if ref.node not in self._own:
+            self._own[ref.node] = {
+                name: [
+                    method
+                    for statement in known.definitions
+                    for method in _of_statement(self.project, name, ref, statement)
+                ]
+                for name, known in self.project.scope(ref.node).items()
+            }
+        return self._own[ref.node]
 
 
 def _of_statement(project: Project, name: str, ref: ClassRef, statement: ast.stmt) -> list[Method]:

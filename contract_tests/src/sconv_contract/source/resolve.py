@@ -15,8 +15,8 @@ from typing import Any, Final
 import griffe
 
 from .modules import Modules, is_opaque
-from .places import ClassRef, Found, Place, Source, absolute, imported, until
 from .scopes import Live, Scope, live
+from .symbols import ClassRef, Found, Place, Source, absolute, imported, until
 
 __all__ = ["ClassRef", "Found", "Place", "Project", "Source", "absolute"]
 

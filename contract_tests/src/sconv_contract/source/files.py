@@ -24,11 +24,12 @@ class SourceError(Exception):
 
     Attributes:
         line: Where, counted from 1.
+        is_too_large: It was not tried, for its size.
     """
 
-    def __init__(self, message: str, line: int = 1) -> None:
+    def __init__(self, message: str, line: int = 1, *, is_too_large: bool = False) -> None:
         super().__init__(message)
-        self.line = line
+        self.line, self.is_too_large = line, is_too_large
 
 
 def walk(root: Path) -> Iterator[Path]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from sconv.hookspecs import PROJECT_NAME
 
-from .places import ClassRef, Place
+from .symbols import ClassRef, Place
 
 __all__ = ["Function", "Method", "Wrapper", "is_setter", "own_nodes"]
 
