@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,8 +28,7 @@ from .rules.subjects import (
 )
 from .source.files import walk
 from .source.hook_specs import DISCOVERY, STEP, Hook
-from .source.resolve import ClassRef, Place, Project, Source
-from .source.scopes import blocks
+from .source.resolve import ClassRef, Project, Source
 from .target import Target, TargetError
 
 __all__ = ["check", "chosen_rules"]
@@ -71,7 +72,8 @@ def check(
         strict: Warnings fail too.
     """
     run = _Check(target, Project([*target.roots, *search_paths]))
-    found = [_relative(one, target.base) for one in run.findings() if one.rule in rules]
+    with _no_collection():
+        found = [_relative(one, target.base) for one in run.findings() if one.rule in rules]
     # The same breach may be reached in several ways.
     findings = sorted(dict.fromkeys(found))
     if not run.subjects and not findings and not target.declares:
@@ -200,7 +202,9 @@ class _Check:
 
     def _all_classes(self) -> Iterator[ClassRef]:
         for source in self._sources:
-            yield from _classes(source.tree.body, Place(source))
+            for statement, place in source.statements:
+                if isinstance(statement, ast.ClassDef):
+                    yield ClassRef(f"{place.path}.{statement.name}", statement, place)
 
     def _leaves(self, known: Mapping[str, Hook]) -> Iterable[ClassRef]:
         """Classes with some of these hooks that no other class here builds on."""
@@ -217,13 +221,16 @@ class _Check:
                 yield ref
 
 
-def _classes(body: Sequence[ast.stmt], place: Place) -> Iterator[ClassRef]:
-    for statement in body:
-        if isinstance(statement, ast.ClassDef):
-            yield ClassRef(f"{place.path}.{statement.name}", statement, place)
-        scoped = isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        for block in blocks(statement):
-            yield from _classes(block, place.inside(statement) if scoped else place)
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Collect no cycles: syntax trees have none, and looking for them takes most of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _module_name(path: Path, root: Path) -> str:

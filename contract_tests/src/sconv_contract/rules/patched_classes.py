@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 from ..findings import Finding, Where
 from ..source.decorators import is_marker, returned
+from ..source.files import Mentions
 from ..source.hook_specs import DISCOVERY, STEP
 from ..source.methods import is_setter, own_nodes
 from ..source.modules import is_opaque
-from ..source.resolve import ClassRef, Found, Place, Project
-from ..source.scopes import blocks
+from ..source.resolve import ClassRef, Found, Place, Project, Source
 from .subjects import ClassSubject, Implementation, Module, Unread, where_of
 from .unverifiable import CLASS, Unverifiable, question
 
 __all__ = ["RULES"]
 
 _HOOKS: Final = STEP.keys() | DISCOVERY.keys()
+
+#: What stands on a line that sets or deletes one: a hook's name, or the function that does it.
+_SETTING: Final = (*_HOOKS, "setattr", "delattr")
 
 #: Packages whose class decorators leave methods as they are.
 _PLAIN: Final = frozenset({"attr", "attrs", "typing_extensions"})
@@ -118,7 +121,7 @@ def _changes(subject: ClassSubject, where: Where, what: str) -> Finding:
 def _changed_afterwards(subject: Module) -> Iterator[Finding]:
     """Report attributes that are set or deleted from outside of a class's body."""
     run, source = subject.run, subject.source
-    for node, place in _nodes(source.tree, Place(source)):
+    for node, place in _nodes(source, Mentions(source.raw, _SETTING)):
         name: object = None
         target: ast.expr | None = None
         if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
@@ -146,7 +149,7 @@ def _changed_afterwards(subject: Module) -> Iterator[Finding]:
 def _stray_marks(subject: Module) -> Iterator[Finding]:
     """Report marked functions that belong to no class that was checked."""
     run, source = subject.run, subject.source
-    for node, place in _statements(source.tree.body, Place(source)):
+    for node, place in source.statements:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node in run.checked:
             continue
         inside_class = bool(place.chain) and isinstance(place.chain[-1], ast.ClassDef)
@@ -244,8 +247,8 @@ def _is_name(node: ast.expr, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
 
 
-def _nodes(tree: ast.AST, place: Place) -> Iterator[tuple[ast.AST, Place]]:
-    pending = [(tree, place)]
+def _nodes(source: Source, mentions: Mentions) -> Iterator[tuple[ast.AST, Place]]:
+    pending: list[tuple[ast.AST, Place]] = [(source.tree, Place(source))]
     while pending:
         above, outer = pending.pop()
         scoped = isinstance(above, _SCOPES)
@@ -253,13 +256,7 @@ def _nodes(tree: ast.AST, place: Place) -> Iterator[tuple[ast.AST, Place]]:
         for node in ast.iter_child_nodes(above):
             if isinstance(node, _LEAVES) or (isinstance(node, ast.AnnAssign) and not node.value):
                 continue  # an annotation alone sets nothing
+            if not mentions.in_span(node):
+                continue
             yield node, inner
             pending.append((node, inner))
-
-
-def _statements(body: Sequence[ast.stmt], place: Place) -> Iterator[tuple[ast.stmt, Place]]:
-    for statement in body:
-        yield statement, place
-        scoped = isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        for block in blocks(statement):
-            yield from _statements(block, place.inside(statement) if scoped else place)

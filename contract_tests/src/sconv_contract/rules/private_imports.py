@@ -11,7 +11,6 @@ import sconv.plugin
 
 from ..findings import Finding, Where
 from ..source.resolve import Project, absolute
-from ..source.scopes import every_statement
 from .rule import Rule, Text
 from .subjects import Module
 
@@ -38,7 +37,7 @@ class PrivateImports(Rule[Module]):
     def check(self, subject: Module) -> Iterator[Finding]:
         """Yield the private modules that a file imports, each with what to write instead."""
         source = subject.source
-        for statement in every_statement(source.tree.body):
+        for statement, _ in source.statements:
             if not isinstance(statement, ast.Import | ast.ImportFrom):
                 continue
             for path in absolute(statement, source):

@@ -5,16 +5,21 @@ from __future__ import annotations
 import ast
 import io
 import os
+import re
 import tokenize
 import warnings
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["SourceError", "decode", "parse", "walk"]
+__all__ = ["MAX_BYTES", "Mentions", "SourceError", "decode", "parse", "read", "walk"]
 
 #: Folders that hold no source of the project itself. Hardware folders are never left out.
 _SKIPPED: Final = frozenset({"__pycache__", "node_modules", "site-packages"})
+
+#: Larger files are generated ones; parsing one takes memory by the gigabyte.
+MAX_BYTES: Final = 5_000_000
 
 _BOM: Final = b"\xef\xbb\xbf"
 
@@ -68,6 +73,44 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:  # a link that leads to itself
         return False
+
+
+def read(path: Path) -> bytes:
+    """Return a file's bytes.
+
+    Raises:
+        OSError: It cannot be read.
+        SourceError: It is larger than what is checked.
+    """
+    size = path.stat().st_size
+    if size > MAX_BYTES:
+        text = f"has {size:,} bytes, and files of more than {MAX_BYTES:,} are not read"
+        raise SourceError(text, is_too_large=True)
+    return path.read_bytes()
+
+
+class Mentions:
+    """The lines of a file on which some of a few words stand.
+
+    A file is large and what is looked for is rare, so that most of a tree need not be visited.
+    """
+
+    def __init__(self, raw: bytes, words: Iterable[str]) -> None:
+        """Look for the words in a file's bytes."""
+        wanted = re.compile(b"|".join(re.escape(word.encode()) for word in words))
+        lines = enumerate(raw.splitlines(), 1)
+        self._lines = [number for number, line in lines if wanted.search(line)]
+
+    def in_span(self, node: ast.AST) -> bool:
+        """Whether a node spans one of the lines, or has no place of its own."""
+        first = getattr(node, "lineno", None)
+        if first is None:
+            return True
+        for decorator in getattr(node, "decorator_list", ()):
+            first = min(first, decorator.lineno)
+        place = bisect_left(self._lines, first)
+        last = getattr(node, "end_lineno", None) or first
+        return place < len(self._lines) and self._lines[place] <= last
 
 
 def decode(raw: bytes) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import Final
 
 import griffe
 
-from .files import SourceError, parse
+from .files import SourceError, parse, read
 from .symbols import Source
 
 __all__ = ["Modules", "is_opaque"]
@@ -93,7 +92,8 @@ class Modules:
 
     def _read(self, name: str, path: Path) -> Source | None:
         try:
-            tree = ast.Module([], []) if path.is_dir() else parse(path.read_bytes())
+            raw = b"" if path.is_dir() else read(path)
+            tree = parse(raw)
         except (OSError, SourceError) as exc:
             problem = exc if isinstance(exc, SourceError) else SourceError(str(exc))
             self.unreadable[path] = problem
@@ -102,7 +102,7 @@ class Modules:
         above = self.source(parent) if parent else None
         file: Path | list[Path] = [path] if path.is_dir() else path
         module = griffe.Module(last, filepath=file, parent=above.module if above else None)
-        return Source(name, path, tree, module)
+        return Source(name, path, tree, module, raw)
 
 
 def is_opaque(path: str) -> bool:

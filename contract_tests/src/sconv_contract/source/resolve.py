@@ -15,8 +15,8 @@ from typing import Any, Final
 import griffe
 
 from .modules import Modules, is_opaque
-from .scopes import Live, Scope, live
-from .symbols import ClassRef, Found, Place, Source, absolute, imported, until
+from .scopes import Block, Live, Scope
+from .symbols import ClassRef, Found, Place, Source, absolute, imported
 
 __all__ = ["ClassRef", "Found", "Place", "Project", "Source", "absolute"]
 
@@ -29,13 +29,19 @@ class Project(Modules):
     def __init__(self, roots: Sequence[Path]) -> None:
         """Look top-level packages up in these folders first, then among the installed ones."""
         super().__init__(roots)
-        self._scopes: dict[ast.AST, Scope] = {}
+        self._blocks: dict[ast.AST, Block] = {}
+        self._bases: dict[ast.ClassDef, tuple[list[list[ClassRef]], list[str]]] = {}
+        self._orders: dict[ast.ClassDef, tuple[list[list[ClassRef]], list[str]]] = {}
+
+    def block(self, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> Block:
+        """Return the body of a class or function."""
+        if node not in self._blocks:
+            self._blocks[node] = Block(node.body)
+        return self._blocks[node]
 
     def scope(self, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> Scope:
         """Return the names that the body of a class or function defines."""
-        if node not in self._scopes:
-            self._scopes[node] = live(node.body)
-        return self._scopes[node]
+        return self.block(node).scope
 
     def find(self, path: str, depth: int = 0) -> list[Found]:
         """Return what a dotted path may name."""
@@ -79,28 +85,24 @@ class Project(Modules):
         for level in range(len(place.chain), 0, -1):
             node = place.chain[level - 1]
             outer = Place(place.source, place.chain[:level], place.before)
+            known = None
             if isinstance(node, ast.ClassDef):
                 # Methods do not see the names of their class; its own body does.
-                own = level == len(place.chain)
-                ran = until(node.body, place.before)
-                whole = len(ran) == len(node.body)
-                scope = {} if not own else self.scope(node) if whole else live(ran)
+                if level == len(place.chain):
+                    known = self.block(node).before(place.before, name)
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 if name in _parameters(node.args):
                     return [Found(f"{outer.path}.{name}")]
-                scope = self.scope(node)
-            else:
-                scope = {}
-            if name in scope:
-                return self._follow(scope[name], name, outer, depth)
+                known = self.scope(node).get(name)
+            if known is not None:
+                return self._follow(known, name, outer, depth)
         source, module = place.source, Place(place.source)
-        if place.before:
-            early = source.scope_until(until(source.tree.body, place.before))
-            if name in early:
-                return self._follow(early[name], name, Place(source, (), place.before), depth)
+        early = source.block.before(place.before, name) if place.before else None
+        if early is not None:
+            return self._follow(early, name, Place(source, (), place.before), depth)
         if name in source.scope:
             return self._follow(source.scope[name], name, module, depth)
-        for star in source.stars:
+        for star in source.block.stars:
             for base in absolute(star, source):
                 found = self._star_member(base, name, depth)
                 if found:
@@ -121,14 +123,16 @@ class Project(Modules):
 
     def bases(self, ref: ClassRef) -> tuple[list[list[ClassRef]], list[str]]:
         """Return, for each base, the classes that it may be; and bases that cannot be seen."""
-        seen, unseen = [], []
-        for base in ref.node.bases:
-            classes, unknown = self.classes(base, ref.place.at(ref.node))
-            classes = [one for one in classes if one.node is not ref.node]
-            if classes:
-                seen.append(classes)
-            unseen += [path for path in unknown if not _harmless(path)]
-        return seen, unseen
+        if ref.node not in self._bases:
+            seen, unseen = [], []
+            for base in ref.node.bases:
+                classes, unknown = self.classes(base, ref.place.at(ref.node))
+                classes = [one for one in classes if one.node is not ref.node]
+                if classes:
+                    seen.append(classes)
+                unseen += [path for path in unknown if not _harmless(path)]
+            self._bases[ref.node] = seen, unseen
+        return self._bases[ref.node]
 
     def mro(self, ref: ClassRef) -> tuple[list[list[ClassRef]], list[str]]:
         """Return the method resolution order for every choice of conditional bases.
@@ -136,30 +140,37 @@ class Project(Modules):
         Returns:
             The orders, and the bases that cannot be seen, of all of them.
         """
-        unseen: list[str] = []
-        orders = self._orders(ref, unseen, ())
-        return orders, list(dict.fromkeys(unseen))
+        pending = [ref]
+        begun: set[ast.ClassDef] = set()
+        while pending:
+            top = pending[-1]
+            below = [one for classes in self.bases(top)[0] for one in classes]
+            if top.node not in begun:
+                # Bases first, whatever their number; one that leads back here is left as it is.
+                begun.add(top.node)
+                pending += [
+                    one for one in below if one.node not in self._orders and one.node not in begun
+                ]
+                continue
+            pending.pop()
+            if top.node not in self._orders:
+                self._orders[top.node] = self._order(top)
+        return self._orders[ref.node]
 
-    def _orders(
-        self, ref: ClassRef, unseen: list[str], above: tuple[ast.AST, ...]
-    ) -> list[list[ClassRef]]:
+    def _order(self, ref: ClassRef) -> tuple[list[list[ClassRef]], list[str]]:
+        """Return the orders of a class whose bases have theirs."""
         bases, unknown = self.bases(ref)
-        unseen += unknown
-        if ref.node in above:
-            return [[ref]]
+        unseen = list(unknown)
         choices = max((len(classes) for classes in bases), default=1)
         orders = []
         for choice in range(choices):
             chosen = [classes[choice % len(classes)] for classes in bases]
-            below = [self._orders(base, unseen, (*above, ref.node)) for base in chosen]
-            for variant in range(max((len(each) for each in below), default=1)):
-                lines = [each[variant % len(each)] for each in below]
-                try:
-                    merged = griffe.c3linear_merge(*map(list, lines), list(chosen))
-                except ValueError:
-                    merged = [one for line in lines for one in line]
-                orders.append([ref, *merged])
-        return orders
+            below = [self._orders.get(base.node, ([[base]], [])) for base in chosen]
+            unseen += [path for _, paths in below for path in paths]
+            for variant in range(max((len(each) for each, _ in below), default=1)):
+                lines = [each[variant % len(each)] for each, _ in below]
+                orders.append([ref, *_merged(lines, chosen)])
+        return orders, list(dict.fromkeys(unseen))
 
     def constant(self, expression: ast.expr, place: Place) -> Any:
         """Return the value of a literal, also behind a name; raises ValueError if it is none."""
@@ -220,6 +231,16 @@ class Project(Modules):
                     yield Found(path, value, place)
             case _:
                 yield Found(path)
+
+
+def _merged(lines: Sequence[list[ClassRef]], bases: list[ClassRef]) -> list[ClassRef]:
+    """Return the orders of bases as one."""
+    if len(lines) == 1:
+        return lines[0]
+    try:
+        return griffe.c3linear_merge(*map(list, lines), bases)
+    except ValueError:
+        return [one for line in lines for one in line]
 
 
 def _parameters(arguments: ast.arguments) -> set[str]:

@@ -7,15 +7,17 @@ does not. Definitions inside functions are no definitions of the block.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 __all__ = [
+    "Block",
     "Live",
     "Scope",
     "Stars",
     "blocks",
-    "every_statement",
     "live",
     "statements",
     "type_checking_only",
@@ -49,7 +51,45 @@ def live(body: Sequence[ast.stmt], stars: Stars | None = None) -> Scope:
         body: The block.
         stars: Receives the star imports that it runs.
     """
-    return _run(body, {}, stars if stars is not None else Stars())
+    return _Names.after(body, None, stars if stars is not None else Stars()).scope()
+
+
+class Block:
+    """The body of a module or class, and the names that it has while it runs.
+
+    Each statement is looked at once, whatever number of moments is asked for.
+    """
+
+    def __init__(self, body: Sequence[ast.stmt]) -> None:
+        """Read a body."""
+        self.body = body
+        self.stars = Stars()
+        self._history: dict[str, list[tuple[int, Live | None]]] = {}
+        now = _Names(None)
+        for number, statement in enumerate(body, 1):
+            step = _Names(now)
+            step.run(statement, self.stars)
+            for name, known in step.changed.items():
+                self._history.setdefault(name, []).append((number, known))
+            now.changed |= step.changed
+        self.scope = now.scope()
+
+    @cached_property
+    def _numbers(self) -> dict[ast.stmt, int]:
+        return {
+            inner: number
+            for number, statement in enumerate(self.body)
+            for inner in statements((statement,))
+        }
+
+    def before(self, later: Sequence[ast.AST], name: str) -> Live | None:
+        """Return what a name may be before any of these statements ran, or None."""
+        numbers = [self._numbers[one] for one in later if one in self._numbers]
+        history = self._history.get(name, [])
+        if numbers:
+            place = bisect_right(history, min(numbers), key=lambda entry: entry[0])
+            history = history[:place]
+        return history[-1][1] if history else None
 
 
 def type_checking_only(body: Sequence[ast.stmt]) -> Scope:
@@ -74,17 +114,10 @@ def statements(body: Iterable[ast.stmt]) -> Iterable[ast.stmt]:
             yield from statements(block)
 
 
-def every_statement(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield all statements of a block, those of nested blocks, functions and classes included."""
-    pending = list(reversed(body))
-    while pending:
-        statement = pending.pop()
-        yield statement
-        pending += [inner for block in blocks(statement) for inner in reversed(block)]
-
-
 def blocks(statement: ast.stmt) -> Iterable[list[ast.stmt]]:
     """Return the blocks of statements that a statement holds."""
+    if not hasattr(statement, "body") and not isinstance(statement, ast.Match):
+        return  # most statements hold none
     for name in ("body", "orelse", "finalbody"):
         block = getattr(statement, name, None)
         if isinstance(block, list):
@@ -95,47 +128,93 @@ def blocks(statement: ast.stmt) -> Iterable[list[ast.stmt]]:
         yield case.body
 
 
-def _run(body: Sequence[ast.stmt], before: Scope, stars: Stars) -> Scope:
-    now = dict(before)
-    for statement in body:
-        now = _step(statement, now, stars)
-    return now
+class _Names:
+    """Names as they are at a point of a block: what changed since another point."""
+
+    def __init__(self, before: _Names | None) -> None:
+        self.before = before
+        self.changed: dict[str, Live | None] = {}
+
+    @classmethod
+    def after(cls, body: Sequence[ast.stmt], before: _Names | None, stars: Stars) -> _Names:
+        """Return the names after a block."""
+        names = cls(before)
+        for statement in body:
+            names.run(statement, stars)
+        return names
+
+    def scope(self) -> Scope:
+        """Return the names that changed and are still there."""
+        return {name: known for name, known in self.changed.items() if known is not None}
+
+    def get(self, name: str) -> Live | None:
+        """Return what a name may be."""
+        names: _Names | None = self
+        while names is not None:
+            if name in names.changed:
+                return names.changed[name]
+            names = names.before
+        return None
+
+    def run(self, statement: ast.stmt, stars: Stars) -> None:
+        """Take up what a statement defines."""
+        match statement:
+            case ast.If():
+                if _is_type_checking(statement.test):
+                    self.changed |= self.after(statement.orelse, self, stars).changed
+                    return
+                blocks_ = (statement.body, statement.orelse)
+                ways = [(block, self.after(block, self, stars)) for block in blocks_]
+                self._either(_returning(ways))
+            case ast.Try() | ast.TryStar():
+                self._try(statement, stars)
+            case ast.With() | ast.AsyncWith():
+                self.changed |= self.after(statement.body, self, stars).changed
+            case ast.For() | ast.AsyncFor() | ast.While():
+                self._either([_Names(self), self.after(statement.body, self, stars)])
+                self.changed |= self.after(statement.orelse, self, stars).changed
+            case ast.Match():
+                ran = [self.after(case.body, self, stars) for case in statement.cases]
+                self._either([_Names(self), *ran])
+            case ast.Delete():
+                gone = [target.id for target in statement.targets if isinstance(target, ast.Name)]
+                self.changed |= dict.fromkeys(gone)
+            case ast.ImportFrom() if any(alias.name == "*" for alias in statement.names):
+                stars.append(statement)
+            case _:
+                defined = Live((statement,), certain=True)
+                self.changed |= dict.fromkeys(_names(statement), defined)
+
+    def _try(self, statement: ast.Try | ast.TryStar, stars: Stars) -> None:
+        tried = self.after(statement.body, self, stars)
+        # An exception may come before or after any statement of the body.
+        partly = _Names(self)
+        partly._either([_Names(self), tried])
+        ended = self.after(statement.orelse, tried, stars)
+        ways = [([*statement.body, *statement.orelse], _joined(self, tried, ended))]
+        for handler in statement.handlers:
+            handled = self.after(handler.body, partly, stars)
+            ways.append((handler.body, _joined(self, partly, handled)))
+        self._either(_returning(ways))
+        self.changed |= self.after(statement.finalbody, self, stars).changed
+
+    def _either(self, ways: Sequence[_Names]) -> None:
+        """Take up what blocks define of which one runs."""
+        merged: dict[str, Live | None] = {}
+        for name in dict.fromkeys(name for way in ways for name in way.changed):
+            found = [known for way in ways if (known := way.get(name)) is not None]
+            definitions = dict.fromkeys(each for one in found for each in one.definitions)
+            certain = len(found) == len(ways) and all(one.certain for one in found)
+            merged[name] = Live(tuple(definitions), certain) if found else None
+        self.changed |= merged
 
 
-def _step(statement: ast.stmt, now: Scope, stars: Stars) -> Scope:
-    match statement:
-        case ast.If():
-            if _is_type_checking(statement.test):
-                return _run(statement.orelse, now, stars)
-            return _either(
-                _returning(
-                    (block, _run(block, now, stars)) for block in (statement.body, statement.orelse)
-                )
-            )
-        case ast.Try() | ast.TryStar():
-            tried = _run(statement.body, now, stars)
-            # An exception may come before or after any statement of the body.
-            partly = _either([now, tried])
-            ways = [([*statement.body, *statement.orelse], _run(statement.orelse, tried, stars))]
-            ways += [
-                (handler.body, _run(handler.body, partly, stars)) for handler in statement.handlers
-            ]
-            return _run(statement.finalbody, _either(_returning(ways)), stars)
-        case ast.With() | ast.AsyncWith():
-            return _run(statement.body, now, stars)
-        case ast.For() | ast.AsyncFor() | ast.While():
-            return _run(statement.orelse, _either([now, _run(statement.body, now, stars)]), stars)
-        case ast.Match():
-            return _either([now, *(_run(case.body, now, stars) for case in statement.cases)])
-        case ast.Delete():
-            gone = {target.id for target in statement.targets if isinstance(target, ast.Name)}
-            return {name: found for name, found in now.items() if name not in gone}
-        case ast.ImportFrom() if any(alias.name == "*" for alias in statement.names):
-            stars.append(statement)
-            return now
-        case _:
-            defined = Live((statement,), certain=True)
-            return now | dict.fromkeys(_names(statement), defined)
+def _joined(before: _Names, *steps: _Names) -> _Names:
+    """Return the changes of blocks that ran one after the other."""
+    names = _Names(before)
+    for step in steps:
+        names.changed |= step.changed
+    return names
 
 
 def _names(statement: ast.stmt) -> Iterable[str]:
@@ -163,25 +242,14 @@ def _targets(target: ast.expr) -> Iterable[str]:
             yield from _targets(element)
 
 
-def _returning(ways: Iterable[tuple[Sequence[ast.stmt], Scope]]) -> list[Scope]:
+def _returning(ways: Sequence[tuple[Sequence[ast.stmt], _Names]]) -> list[_Names]:
     """Leave out the blocks after which nothing runs, unless that is all of them."""
-    known = list(ways)
     going_on = [
-        scope
-        for block, scope in known
+        names
+        for block, names in ways
         if not block or not isinstance(block[-1], ast.Raise | ast.Return)
     ]
-    return going_on or [scope for _, scope in known]
-
-
-def _either(ways: Sequence[Scope]) -> Scope:
-    merged: Scope = {}
-    for name in dict.fromkeys(name for way in ways for name in way):
-        found = [way[name] for way in ways if name in way]
-        definitions = dict.fromkeys(each for one in found for each in one.definitions)
-        certain = len(found) == len(ways) and all(one.certain for one in found)
-        merged[name] = Live(tuple(definitions), certain)
-    return merged
+    return going_on or [names for _, names in ways]
 
 
 def _is_type_checking(test: ast.expr) -> bool:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import griffe
 
-from .scopes import Scope, Stars, live, statements, type_checking_only
+from .scopes import Block, Scope, blocks, type_checking_only
 
-__all__ = ["ClassRef", "Found", "Place", "Source", "absolute", "imported", "until"]
+__all__ = ["ClassRef", "Found", "Place", "Source", "absolute", "imported"]
 
 
 @dataclass(eq=False)
@@ -24,25 +24,38 @@ class Source:
         path: The file.
         tree: Its syntax tree.
         module: griffe's model of it.
+        raw: The bytes of the file.
     """
 
     name: str
     path: Path
     tree: ast.Module
     module: griffe.Module
-    stars: Stars = field(default_factory=Stars)
-    _early: dict[int, Scope] = field(default_factory=dict)
+    raw: bytes
 
     @cached_property
+    def block(self) -> Block:
+        """The names of the module while it runs."""
+        return Block(self.tree.body)
+
+    @property
     def scope(self) -> Scope:
         """The names of the module after it ran."""
-        return live(self.tree.body, self.stars)
+        return self.block.scope
 
-    def scope_until(self, body: Sequence[ast.stmt]) -> Scope:
-        """Return the names after these first statements."""
-        if len(body) not in self._early:
-            self._early[len(body)] = live(body)
-        return self._early[len(body)]
+    @cached_property
+    def statements(self) -> list[tuple[ast.stmt, Place]]:
+        """All statements, those inside of classes and functions included, with their places."""
+        found: list[tuple[ast.stmt, Place]] = []
+        pending = [(statement, Place(self)) for statement in reversed(self.tree.body)]
+        while pending:
+            statement, place = pending.pop()
+            found.append((statement, place))
+            if isinstance(statement, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                place = place.inside(statement)
+            inner = [one for block in blocks(statement) for one in block]
+            pending += [(one, place) for one in reversed(inner)]
+        return found
 
     @cached_property
     def typing_scope(self) -> Scope:
@@ -118,18 +131,6 @@ def absolute(statement: ast.Import | ast.ImportFrom, source: Source) -> list[str
         griffe.relative_to_absolute(statement, alias, source.module) for alias in statement.names
     ]
     return [path.removesuffix(".*") for path in paths]
-
-
-def until(body: list[ast.stmt], before: tuple[ast.AST, ...]) -> list[ast.stmt]:
-    """Return the statements of a block that ran before any of those."""
-    for number, statement in enumerate(body):
-        if isinstance(statement, ast.Expr | ast.Assign | ast.Import | ast.ImportFrom):
-            within: Iterable[ast.stmt] = (statement,)
-        else:
-            within = statements((statement,))
-        if any(inner is one for inner in within for one in before):
-            return body[:number]
-    return body
 
 
 def imported(statement: ast.Import | ast.ImportFrom, name: str, source: Source) -> Iterator[str]:

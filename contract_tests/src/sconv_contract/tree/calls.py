@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..source.files import Mentions
 from ..source.methods import own_nodes
 from .dictionary_keys import Keys, dictionaries, keys_of
 
@@ -38,25 +38,14 @@ class Call:
 
 def mentions(tree: ast.Module, raw: bytes, word: str) -> Iterator[tuple[ast.AST, ast.AST]]:
     """Yield the nodes that span a line with a word on it, each with the function that it is in."""
-    wanted = word.encode()
-    lines = [number for number, line in enumerate(raw.splitlines(), 1) if wanted in line]
+    lines = Mentions(raw, [word])
     pending: list[tuple[ast.AST, ast.AST]] = [(tree, tree)]
     while pending:
         node, function = pending.pop()
         yield node, function
         scoped = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         inside = node if scoped else function
-        pending += [(one, inside) for one in ast.iter_child_nodes(node) if _spans(one, lines)]
-
-
-def _spans(node: ast.AST, lines: list[int]) -> bool:
-    first = getattr(node, "lineno", None)
-    if first is None:
-        return True
-    decorators = getattr(node, "decorator_list", None)
-    first = min([first, *(one.lineno for one in decorators)]) if decorators else first
-    place = bisect_left(lines, first)
-    return place < len(lines) and lines[place] <= (getattr(node, "end_lineno", None) or first)
+        pending += [(one, inside) for one in ast.iter_child_nodes(node) if lines.in_span(one)]
 
 
 def calls_in(tree: ast.Module, raw: bytes, path: Path, hook: str) -> Iterator[Call]:
