@@ -13,7 +13,7 @@ from typing import Any, Final
 import sconv.hookspecs
 
 from .expected import Expectations
-from .findings import Finding, Report
+from .findings import Finding, Report, Where
 from .rules import RULES, TEXTS
 from .rules.discovery import DeclaredBackend, Discovered, literal_capabilities
 from .rules.rule import Rule
@@ -26,6 +26,7 @@ from .rules.subjects import (
     Undeclared,
     Unread,
 )
+from .rules.unverifiable import question
 from .source.files import walk
 from .source.hook_specs import DISCOVERY, STEP, Hook
 from .source.resolve import ClassRef, Project, Source
@@ -108,9 +109,15 @@ class _Check:
         for subject in self._all_subjects():
             for rule in self.run.rules:
                 if isinstance(subject, rule.scope):
-                    for found in rule.check(subject):
-                        if self._concerns(subject, rule, found):
-                            yield found
+                    found = self._ask(rule, subject)
+                    yield from (one for one in found if self._concerns(subject, rule, one))
+
+    def _ask(self, rule: Rule[Any], subject: object) -> list[Finding]:
+        try:
+            return list(rule.check(subject))
+        except RecursionError:
+            where = getattr(subject, "where", Where(self.run.target.base))
+            return [question(self.run, where, "code here nests too deeply", *rule.scopes)]
 
     def _concerns(self, subject: object, rule: Rule[Any], found: Finding) -> bool:
         """Whether a finding is the target's: a fault of an installed base is its own author's."""

@@ -8,6 +8,7 @@ from typing import Final
 
 import sconv
 import sconv.plugin
+from sconv.discovery.moved import MOVED
 
 from ..findings import Finding, Where
 from ..source.resolve import Project, absolute
@@ -43,7 +44,7 @@ class PrivateImports(Rule[Module]):
             for path in absolute(statement, source):
                 private = _private(subject.run.project, statement, path)
                 if private:
-                    instead = _instead(path)
+                    instead = _instead(path, private)
                     yield self.found(
                         Where.of(source.path, statement),
                         f"{private} is private to sconv-core",
@@ -63,15 +64,15 @@ def _private(project: Project, statement: ast.stmt, path: str) -> str:
     if module == "sconv":
         # ``from sconv import name``: a public name, or a module below.
         public = rest in sconv.__all__ or path in _DOORS
-        return "" if public or project.source(path) is None else path
+        return path if not public and (path in MOVED or project.source(path)) else ""
     is_door = module in _DOORS or module.startswith("sconv.testing.")
     return "" if is_door else module
 
 
-def _instead(path: str) -> str:
+def _instead(path: str, module: str) -> str:
     """Return the import that gives a plugin the same name, or "" if no door has it."""
     name = path.rpartition(".")[2]
     for door in (sconv.plugin, sconv):
         if name in door.__all__:
             return f"from {door.__name__} import {name}"
-    return ""
+    return MOVED.get(module, "")

@@ -225,6 +225,11 @@ class Recording:
     ref: ClassRef
     core: Path
 
+    @property
+    def where(self) -> Where:
+        """The place of the class."""
+        return Where.of(self.ref.place.source.path, self.ref.node)
+
     @cached_property
     def breaches(self) -> list[tuple[Hook, Breach]]:
         """What would not record, with the in-graph hook that reaches it."""

@@ -12,6 +12,7 @@ from typing import Final
 import griffe
 
 from .files import SourceError, parse, read
+from .scopes import Block
 from .symbols import Source
 
 __all__ = ["Modules", "is_opaque"]
@@ -94,15 +95,18 @@ class Modules:
         try:
             raw = b"" if path.is_dir() else read(path)
             tree = parse(raw)
-        except (OSError, SourceError) as exc:
-            problem = exc if isinstance(exc, SourceError) else SourceError(str(exc))
-            self.unreadable[path] = problem
+            block = Block(tree.body)
+        except SourceError as exc:
+            self.unreadable[path] = exc
+            return None
+        except (OSError, RecursionError) as exc:
+            self.unreadable[path] = SourceError(f"cannot be read: {exc}")
             return None
         parent, _, last = name.rpartition(".")
         above = self.source(parent) if parent else None
         file: Path | list[Path] = [path] if path.is_dir() else path
         module = griffe.Module(last, filepath=file, parent=above.module if above else None)
-        return Source(name, path, tree, module, raw)
+        return Source(name, path, tree, module, raw, block)
 
 
 def is_opaque(path: str) -> bool:

@@ -25,6 +25,7 @@ class Source:
         tree: Its syntax tree.
         module: griffe's model of it.
         raw: The bytes of the file.
+        block: The names of the module while it runs.
     """
 
     name: str
@@ -32,11 +33,7 @@ class Source:
     tree: ast.Module
     module: griffe.Module
     raw: bytes
-
-    @cached_property
-    def block(self) -> Block:
-        """The names of the module while it runs."""
-        return Block(self.tree.body)
+    block: Block
 
     @property
     def scope(self) -> Scope:
