@@ -45,6 +45,14 @@ def test_a_factory_that_is_not_followed_says_what_to_write(corpus, tmp_path):
     assert found.fix.startswith("Let each return call a class by its name")
 
 
+def test_a_private_import_says_what_to_write(corpus, tmp_path):
+    (case,) = [one for one in corpus[0] if one.name == "imports_of_an_older_skeleton"]
+    dense, pool = _report(case.unpack(tmp_path)).findings
+    assert dense.message == "sconv.dense is private to sconv-core"
+    assert dense.fix == "Write: from sconv.plugin import TorchBackend (it was DenseBackend)."
+    assert pool.fix == "Write: from sconv import ConvStatePool."
+
+
 def test_the_corpus_is_as_large_as_it_claims(corpus):
     broken, good = corpus
     readme = (Path(__file__).parents[1] / "README.md").read_text()

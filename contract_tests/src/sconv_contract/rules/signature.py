@@ -58,7 +58,7 @@ class UnknownParameter(Rule[Implementation]):
         "unknown parameter",
         "An implementation names no parameter that its hook does not have.",
         why="Without a default the plugin is refused; with one, the parameter keeps its default"
-        " for ever, which is how a misspelt name loses its value without a word.",
+        " for ever, which is how a misspelt name silently loses its value.",
         example="@hookimpl\n"
         "def init_graph_state(self, max_bs, max_tokens): ...  # it is max_num_tokens",
         fix="Rename the parameter to the hook's, or remove it.",
