@@ -61,6 +61,7 @@ def _static_fault(layer: object) -> str | None:
             "Inkling's full-attention layers read their position from a static cache after it has "
             "moved on, so every forward but the first computes wrong logits"
         )
+    # A release before 5.24 does not say which of its static caches that is.
     if isinstance(layer, StaticSlidingWindowLayer) and not getattr(layer, "_is_croppable", False):
         return (
             "the masks that generate prepares for a static cache do not fit Inkling's sliding "
