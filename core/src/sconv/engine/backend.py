@@ -13,6 +13,7 @@ from ..errors import BatchError
 from ..messages import kind_of
 from ..state.pool import ConvStatePool
 from ..state.spec import StateSpec
+from ..state.tensor_memory import memory_fault
 from ..step.batch import ForwardBatch
 from ..step.conv_checks import check_conv
 from ..step.metadata import ShortConvMetadata
@@ -250,6 +251,7 @@ class Backend:
             if biases is None:
                 biases = [None] * len(xs)
             matching = len(xs) == len(weights) == len(streams) == len(biases)
+            distinct = len(set(streams)) == len(streams)
         except TypeError:
             raise BatchError(
                 f"short_conv_group: xs is {kind_of(xs)}, weights {kind_of(weights)}, streams "
@@ -261,7 +263,7 @@ class Backend:
                 f"short_conv_group: {len(xs)} inputs, {len(weights)} weights, {len(streams)} "
                 f"streams, {len(biases)} biases: expected as many of each"
             )
-        if len(set(streams)) != len(streams):
+        if not distinct:
             raise BatchError(f"short_conv_group: {list(streams)} names a stream twice")
         meta = self._conv_state_metadata(layer_id=layer_id, forward_batch=forward_batch)
         # All are checked before the first one writes.
@@ -389,6 +391,8 @@ def required_rows(
                 f"{name} is {kind_of(value)}: expected a tensor on {device}, one entry per row of "
                 "the verify step"
             )
+        if fault := memory_fault(value):
+            raise BatchError(f"{name} {fault}")
     assert isinstance(req_pool_indices, Tensor)
     if req_pool_indices.dim() != 1:
         raise BatchError(

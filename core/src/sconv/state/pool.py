@@ -668,19 +668,16 @@ def _check_windows_apart(
 
 
 def _check_translation(translation: object) -> None:
-    if isinstance(translation, Tensor):
-        fault = memory_fault(translation)
-        if fault is None and translation.dim() == 1 and translation.dtype in _INDEX:
-            if translation.shape[0]:
-                return
-            fault = "is empty"
-        what = f"{translation.dtype} of shape {list(translation.shape)}"
-        if fault is not None:
-            what = f"a tensor that {fault}"
-    elif translation is None or callable(translation):
+    if translation is None or (callable(translation) and not isinstance(translation, Tensor)):
+        return
+    if not isinstance(translation, Tensor):
+        what = kind_of(translation)
+    elif fault := memory_fault(translation):
+        what = f"a tensor that {fault}"
+    elif translation.dim() == 1 and translation.shape[0] and translation.dtype in _INDEX:
         return
     else:
-        what = kind_of(translation)
+        what = f"{translation.dtype} of shape {list(translation.shape)}"
     raise SpecError(
         f"virtual_to_physical is {what}: expected an int32 or int64 table, one entry per slot id, "
         "or a function from ids to rows"

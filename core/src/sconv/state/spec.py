@@ -108,6 +108,8 @@ class StateSpec:
     window_layout: WindowLayout = "auto"
     _layers: tuple[tuple[Stream, ...], ...] = field(init=False, repr=False, compare=False)
     _slices: tuple[dict[str, StreamSlice], ...] = field(init=False, repr=False, compare=False)
+    #: Channels of each stream by layer and name, for the check of every convolution.
+    stream_dims: dict[tuple[int, str], int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in (
@@ -154,6 +156,8 @@ class StateSpec:
         object.__setattr__(self, "streams", layers[0] if uniform else layers)
         object.__setattr__(self, "_layers", layers)
         object.__setattr__(self, "_slices", tuple(map(_slices, layers)))
+        dims = {(at, each.name): each.dim for at, layer in enumerate(layers) for each in layer}
+        object.__setattr__(self, "stream_dims", dims)
         self._check_bytes()
 
     def _check_bytes(self) -> None:

@@ -11,10 +11,10 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-__all__ = ["is_plain_type", "memory_fault"]
+__all__ = ["PLAIN_TYPES", "memory_fault"]
 
 #: Types whose operators are torch's own; grows by subclasses that were seen to work.
-_PLAIN: Final[set[type]] = {Tensor, nn.Parameter}
+PLAIN_TYPES: Final[set[type]] = {Tensor, nn.Parameter}
 
 _FUNCTIONS: Final = getattr(Tensor.__torch_function__, "__func__", None)
 
@@ -25,7 +25,7 @@ def memory_fault(tensor: Tensor) -> str | None:
     Its device is not looked at: a meta tensor has no fault but the device.
     """
     try:
-        if not is_plain_type(tensor) and (fault := _fault_of_subclass(tensor)):
+        if not _is_plain_type(tensor) and (fault := _fault_of_subclass(tensor)):
             return fault
         if tensor.layout is not torch.strided:
             name = str(tensor.layout).removeprefix("torch.").lstrip("_")
@@ -40,15 +40,15 @@ def memory_fault(tensor: Tensor) -> str | None:
     return None
 
 
-def is_plain_type(tensor: Tensor) -> bool:
+def _is_plain_type(tensor: Tensor) -> bool:
     """Whether the type of a tensor leaves torch's operators as they are."""
     kind = type(tensor)
-    if kind in _PLAIN:
+    if kind in PLAIN_TYPES:
         return True
     functions = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
     if functions is not _FUNCTIONS or _dispatches(kind):
         return False
-    _PLAIN.add(kind)
+    PLAIN_TYPES.add(kind)
     return True
 
 
@@ -65,7 +65,7 @@ def _fault_of_subclass(tensor: Tensor) -> str | None:
         return _refusing(tensor, exc)
     if not _dispatches(type(tensor)):
         # An engine's own kind of parameter: once is enough, since a step is recorded later.
-        _PLAIN.add(type(tensor))
+        PLAIN_TYPES.add(type(tensor))
     return None
 
 

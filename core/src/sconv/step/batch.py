@@ -10,10 +10,12 @@ import enum
 from dataclasses import dataclass, replace
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from ..errors import BatchError
 from ..messages import kind_of
+from ..state.tensor_memory import memory_fault
 
 __all__ = ["ForwardBatch", "ForwardMode", "check_is_batch"]
 
@@ -317,6 +319,10 @@ def _rows(req_pool_indices: Tensor | None, slots: Tensor | None) -> int:
     name = "slots" if req_pool_indices is None else "req_pool_indices"
     if not isinstance(rows, Tensor):
         raise BatchError(f"{name} is {kind_of(rows)}: expected a tensor [B]")
+    if (type(rows) is not Tensor or rows.layout is not torch.strided) and (
+        fault := memory_fault(rows)
+    ):
+        raise BatchError(f"{name} {fault}")
     if rows.dim() != 1:
         raise BatchError(f"{name} has shape {list(rows.shape)}: expected [B], one entry per row")
     return rows.shape[0]
@@ -325,7 +331,9 @@ def _rows(req_pool_indices: Tensor | None, slots: Tensor | None) -> int:
 def _is_same(mine: Tensor | None, theirs: Tensor | None, *, values: bool) -> bool:
     if mine is theirs:
         return True
-    if mine is None or not isinstance(theirs, Tensor) or mine.device != theirs.device:
+    if mine is None or not isinstance(theirs, Tensor) or memory_fault(theirs) is not None:
+        return False
+    if mine.device != theirs.device:
         return False
     if mine.shape != theirs.shape:
         return False

@@ -13,13 +13,15 @@ from torch import Tensor
 from ..errors import BatchError, MetadataError
 from ..messages import kind_of
 from ..state.spec import StateSpec
+from ..state.tensor_memory import PLAIN_TYPES, memory_fault
 from .batch import ForwardBatch, check_is_batch
 from .metadata import ShortConvMetadata
 from .value_checks import values_are_checked
 
 __all__ = ["check_conv", "check_same_rows"]
 
-_FLOAT: Final = (torch.bfloat16, torch.float16, torch.float32)
+_STRIDED: Final = torch.strided
+_FLOAT: Final = frozenset((torch.bfloat16, torch.float16, torch.float32))
 _ACTIVATIONS: Final = (None, "silu", "swish")
 
 
@@ -43,16 +45,28 @@ def check_conv(
         SpecError: The layer or the stream does not exist.
         MetadataError: The prepared step is not this batch's.
     """
-    part = spec.stream_slice(layer_id, stream)
-    dim, kernel_size, tokens = part.stop - part.start, spec.kernel_size, meta.num_tokens
+    kernel_size, tokens = spec.kernel_size, meta.num_tokens
+    try:
+        # Of other integer types, True among them, some would be found as well.
+        dim = spec.stream_dims[layer_id, stream] if type(layer_id) is int else 0
+    except (KeyError, TypeError):
+        dim = 0
+    dim = dim or spec.stream_slice(layer_id, stream).dim
     try:
         # One expression for the valid path; the failing condition is looked for afterwards.
         if (
-            (meta.batch is batch or _is_prepared(meta, batch, device))
+            (type(x) is Tensor or type(x) in PLAIN_TYPES)
+            and type(weight) in PLAIN_TYPES
+            and (meta.batch is batch or _is_prepared(meta, batch, device))
             and x.shape == (tokens, dim)
+            and x.layout is _STRIDED
             and (x.is_contiguous() or x.stride(1) == 1 or dim == 1)
+            and weight.layout is _STRIDED
             and (weight.shape == (dim, kernel_size) or weight.shape == (dim, 1, kernel_size))
-            and (bias is None or bias.shape == (dim,))
+            and (
+                bias is None
+                or (type(bias) in PLAIN_TYPES and bias.shape == (dim,) and bias.layout is _STRIDED)
+            )
             and activation in _ACTIVATIONS
             and (residual is True or residual is False)
             and x.dtype in _FLOAT
@@ -63,8 +77,8 @@ def check_conv(
             and (bias is None or bias.device == device)
         ):
             return
-    except (AttributeError, TypeError):
-        # Something that is not a tensor, or not a batch, lacks these attributes.
+    except Exception:
+        # Something that is not a tensor, or not a batch, lacks these attributes or refuses them.
         _refuse_types(x, weight, bias, batch)
         raise
     _refuse_types(x, weight, bias, batch)
@@ -149,3 +163,6 @@ def _refuse_types(x: object, weight: object, bias: object, batch: object) -> Non
             raise BatchError(f"{name} is {kind_of(value)}: expected a tensor {shape}")
     if bias is not None and not isinstance(bias, Tensor):
         raise BatchError(f"bias is {kind_of(bias)}: expected a tensor [D], or None")
+    for name, tensor in (("x", x), ("weight", weight), ("bias", bias)):
+        if isinstance(tensor, Tensor) and (fault := memory_fault(tensor)):
+            raise BatchError(f"{name} {fault}")

@@ -12,6 +12,7 @@ imports this package.
 * :mod:`~sconv.testing.comparison`: how close outputs and state must come;
 * :mod:`~sconv.testing.expected`: what the oracle says of a step;
 * :mod:`~sconv.testing.harness`: runs steps on a backend and on the oracle, and compares;
+* :mod:`~sconv.testing.refusals`: every public call with every kind of bad argument;
 * :mod:`~sconv.testing.strategies`: random specs and steps;
 * :mod:`~sconv.testing.fuzzer`: thousands of random steps of one server, against lists of tokens;
 * :mod:`~sconv.testing.state_faults`: faults of a scheduler that checked mode must find.
