@@ -8,14 +8,14 @@ engine takes seconds. Nothing is left out: neither folders named after hardware,
 from __future__ import annotations
 
 import ast
-import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from ..findings import Finding, Report, Where
 from ..rules import RULES
-from ..source.files import SourceError, parse, walk
+from ..source.files import SourceError, parse, read, walk
 from ..source.hook_specs import STEP
 from ..source.methods import Function, is_setter
 from ..source.parameter_use import is_read, is_read_by_key, is_stub
@@ -25,6 +25,10 @@ from .call_mismatch import forwarded_to, kind_problem, reasons
 from .calls import Call, calls_in, mentions
 
 __all__ = ["scan_tree"]
+
+#: Calls that a finding shows, and findings of one definition.
+_SHOWN: Final = 3
+_MAX_REASONS: Final = 20
 
 _RULES = ("SCV101", "SCV102", "SCV104", "SCV106", "SCV107", "SCV108", "SCV206", "SCV210")
 
@@ -44,52 +48,152 @@ class _Definition:
         return Where.of(self.path, self.node)
 
 
+@dataclass(frozen=True, slots=True)
+class _Parameters:
+    """What a definition accepts. Its body is gone: a tree has thousands of them."""
+
+    where: Where
+    name: str
+    function: Function
+
+    @classmethod
+    def of(cls, definition: _Definition, name: str, function: Function) -> _Parameters:
+        bare: Function = ast.Lambda(function.args, ast.Constant(None))
+        if isinstance(function, ast.FunctionDef):
+            bare = ast.FunctionDef(function.name, function.args, [], function.decorator_list)
+        return cls(definition.where, name, bare)
+
+
+@dataclass(slots=True)
+class _Alike:
+    """Calls that pass the same: the first few, and how many there are."""
+
+    first: list[Call] = field(default_factory=list)
+    count: int = 0
+
+
 def scan_tree(root: Path, hook: str) -> Report:
     """Compare all definitions of a method with all calls of it in a source tree.
 
     Raises:
         TargetError: There is no such folder, or no class in it defines the hook.
     """
-    if not os.path.isdir(root):
+    if not root.is_dir():
         raise TargetError(f"{root} is no folder")
-    definitions: list[_Definition] = []
-    calls: list[Call] = []
-    findings: list[Finding] = []
+    scan = _Scan(hook)
     files = 0
     for path in walk(root):
         files += 1
-        try:
-            raw = path.read_bytes()
-        except OSError as exc:
-            findings.append(RULES["SCV210"].found(Where(path), f"cannot be read: {exc}"))
-            continue
-        if hook.encode() not in raw:
-            continue
-        try:
-            tree = parse(raw)
-        except SourceError as exc:
-            findings.append(RULES["SCV210"].found(Where(path, exc.line), f"{path.name} {exc}"))
-            continue
-        module: dict[str, Function] = {
-            node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)
-        }
-        definitions += _definitions(tree.body, path, hook, "", module)
-        calls += calls_in(tree, raw, path, hook)
-        findings += _afterwards(tree, raw, path, hook)
-    if not definitions and not findings:
+        scan.file(path)
+    if not scan.classes and not scan.findings:
         raise TargetError(f"none of the {files} files of {root} defines a method {hook!r}")
-    for definition in definitions:
-        findings += _check(definition, hook, calls)
-    classes = {(one.path, one.owner) for one in definitions}
+    for accepted in scan.accepted:
+        scan.findings += scan.refusals(accepted)
+    calls = sum(alike.count for alike in scan.calls.values())
     return Report(
         target=str(root),
         rules=_RULES,
-        findings=sorted(dict.fromkeys(findings)),
+        findings=sorted(dict.fromkeys(scan.findings)),
         subjects=[
-            f"{len(definitions)} definitions of {hook} in {len(classes)} classes",
-            f"{len(calls)} calls of it, in {files} files",
+            f"{scan.definitions} definitions of {hook} in {len(scan.classes)} classes",
+            f"{calls} calls of it, in {files} files",
         ],
     )
+
+
+class _Scan:
+    """What one walk through a tree finds of one hook."""
+
+    def __init__(self, hook: str) -> None:
+        self.hook = hook
+        self.findings: list[Finding] = []
+        self.definitions = 0
+        self.classes: set[tuple[Path, str]] = set()
+        self.accepted: list[_Parameters] = []
+        self.calls: dict[tuple[int, frozenset[str], bool], _Alike] = {}
+
+    def file(self, path: Path) -> None:
+        """Read one file, and forget its syntax tree."""
+        try:
+            raw = read(path)
+            if self.hook.encode() not in raw:
+                return
+            tree = parse(raw)
+        except OSError as exc:
+            self.findings.append(RULES["SCV210"].found(Where(path), f"cannot be read: {exc}"))
+            return
+        except SourceError as exc:
+            where, text = Where(path, exc.line), f"{path.name} {exc}"
+            rule, leaves_open = ("SCV206", _RULES) if exc.is_too_large else ("SCV210", ())
+            self.findings.append(RULES[rule].found(where, text, leaves_open=leaves_open))
+            return
+        module: dict[str, Function] = {
+            node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)
+        }
+        for definition in _definitions(tree.body, path, self.hook, "", module):
+            self.definitions += 1
+            self.classes.add((path, definition.owner))
+            self.findings += self._definition(definition)
+        for call in calls_in(tree, raw, path, self.hook):
+            alike = self.calls.setdefault((call.positional, call.keywords, call.open), _Alike())
+            alike.count += 1
+            if len(alike.first) < _SHOWN:
+                alike.first.append(call)
+        self.findings += _afterwards(tree, raw, path, self.hook)
+
+    def _definition(self, definition: _Definition) -> Iterator[Finding]:
+        """Report what a definition shows by itself, and remember what it accepts."""
+        hook, where, owner = self.hook, definition.where, definition.owner
+        function = definition.function
+        if function is None:
+            yield RULES["SCV206"].found(
+                where,
+                f"{owner}.{hook} is no function that can be followed",
+                hook=hook,
+                leaves_open=("SCV101",),
+            )
+            return
+        problem = kind_problem(function)
+        if problem is not None:
+            rule, text = problem
+            yield RULES[rule].found(where, f"{owner}.{hook} {text}", hook=hook)
+            return
+        inner = forwarded_to(function, hook)
+        if inner is not None:
+            target = definition.siblings.get(inner)
+            if target is None:
+                yield RULES["SCV206"].found(
+                    where,
+                    f"{owner}.{hook} hands its **kwargs to {inner}, which cannot be followed",
+                    hook=hook,
+                    leaves_open=("SCV101",),
+                )
+            else:
+                name = f"{owner}.{hook} (through {inner})"
+                self.accepted.append(_Parameters.of(definition, name, target))
+        self.accepted.append(_Parameters.of(definition, f"{owner}.{hook}", function))
+        if hook in STEP and not is_stub(function):
+            yield from _dropped(definition, function, hook)
+
+    def refusals(self, accepted: _Parameters) -> Iterator[Finding]:
+        """Report what a definition refuses, once each, with the calls that it refuses."""
+        told: dict[tuple[str, str, str], _Alike] = {}
+        for alike in self.calls.values():
+            for reason in reasons(accepted.function, alike.first[0]):
+                refused = told.setdefault(reason, _Alike())
+                refused.first += alike.first[: _SHOWN - len(refused.first)]
+                refused.count += alike.count
+            if len(told) >= _MAX_REASONS:
+                break  # where each call passes something else, the first few say it all
+        for (rule, text, fix), refused in told.items():
+            shown = ", ".join(str(call) for call in refused.first)
+            more = f" and {refused.count - _SHOWN} more" if refused.count > _SHOWN else ""
+            yield RULES[rule].found(
+                accepted.where,
+                f"{accepted.name} {text}: the call at {shown}{more}",
+                fix=fix,
+                hook=self.hook,
+            )
 
 
 def _definitions(
@@ -131,38 +235,6 @@ def _in_class(
         yield _Definition(path, statement, owner, function, siblings)
 
 
-def _check(definition: _Definition, hook: str, calls: Sequence[Call]) -> Iterator[Finding]:
-    where, owner, function = definition.where, definition.owner, definition.function
-    if function is None:
-        yield RULES["SCV206"].found(
-            where,
-            f"{owner}.{hook} is no function that can be followed",
-            hook=hook,
-            leaves_open=("SCV101",),
-        )
-        return
-    problem = kind_problem(function)
-    if problem is not None:
-        rule, text = problem
-        yield RULES[rule].found(where, f"{owner}.{hook} {text}", hook=hook)
-        return
-    inner = forwarded_to(function, hook)
-    if inner is not None:
-        target = definition.siblings.get(inner)
-        if target is None:
-            yield RULES["SCV206"].found(
-                where,
-                f"{owner}.{hook} hands its **kwargs to {inner}, which cannot be followed",
-                hook=hook,
-                leaves_open=("SCV101",),
-            )
-        else:
-            yield from _refusals(definition, target, hook, calls, f" (through {inner})")
-    yield from _refusals(definition, function, hook, calls, "")
-    if hook in STEP and not is_stub(function):
-        yield from _dropped(definition, function, hook)
-
-
 def _dropped(definition: _Definition, function: Function, hook: str) -> Iterator[Finding]:
     named = {one.arg for one in [*function.args.args, *function.args.kwonlyargs]}
     for name in STEP[hook].must_use:
@@ -174,29 +246,6 @@ def _dropped(definition: _Definition, function: Function, hook: str) -> Iterator
                 f"{definition.owner}.{hook} accepts {name!r} and never reads its value",
                 hook=hook,
             )
-
-
-def _refusals(
-    definition: _Definition, function: Function, hook: str, calls: Sequence[Call], through: str
-) -> Iterator[Finding]:
-    """Report what a definition refuses, once each, with the calls that it refuses."""
-    # Thousands of calls have a few shapes, and an engine may have as many definitions.
-    shapes: dict[tuple[int, frozenset[str], bool], list[Call]] = {}
-    for call in calls:
-        shapes.setdefault((call.positional, call.keywords, call.open), []).append(call)
-    told: dict[tuple[str, str, str], list[Call]] = {}
-    for alike in shapes.values():
-        for reason in reasons(function, alike[0]):
-            told.setdefault(reason, []).extend(alike)
-    for (rule, text, fix), refused in told.items():
-        shown = ", ".join(str(call) for call in refused[:3])
-        more = f" and {len(refused) - 3} more" if len(refused) > 3 else ""
-        yield RULES[rule].found(
-            definition.where,
-            f"{definition.owner}.{hook}{through} {text}: the call at {shown}{more}",
-            fix=fix,
-            hook=hook,
-        )
 
 
 def _afterwards(tree: ast.Module, raw: bytes, path: Path, hook: str) -> Iterator[Finding]:
