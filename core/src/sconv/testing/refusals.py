@@ -126,7 +126,7 @@ _COUNTS: Kinds = {
     "a float": lambda good: 1.0,
     "a bool": lambda good: True,
     "a list": lambda good: [1],
-    "a tensor": lambda good: torch.tensor(1),
+    "a tensor": lambda good: torch.tensor(1, dtype=torch.int64, device="cpu"),
     "huge": lambda good: 2**40,
     "negative": lambda good: -1,
 }
@@ -146,14 +146,18 @@ _SLOTS: Kinds = {
     "none": lambda good: -1,
     "the dummy": lambda good: [0],
     "free": lambda good: [6],
-    "floats": lambda good: torch.tensor([2.0]),
-    "bools": lambda good: torch.tensor([True]),
-    "two dimensions": lambda good: torch.tensor([[2]]),
-    "meta": lambda good: torch.tensor([2], device="meta"),
-    "fake": lambda good: _fake(torch.tensor([2])),
-    "sparse": lambda good: torch.tensor([2]).to_sparse(),
-    "a raising function": lambda good: torch.tensor([2]).as_subclass(_RefusingFunctions),
-    "a raising operator": lambda good: _RefusingOperators.like(torch.tensor([2])),
+    "floats": lambda good: torch.tensor([2.0], dtype=torch.float32, device="cpu"),
+    "bools": lambda good: torch.tensor([True], dtype=torch.bool, device="cpu"),
+    "two dimensions": lambda good: torch.tensor([[2]], dtype=torch.int64, device="cpu"),
+    "meta": lambda good: torch.tensor([2], dtype=torch.int64, device="meta"),
+    "fake": lambda good: _fake(torch.tensor([2], dtype=torch.int64, device="cpu")),
+    "sparse": lambda good: torch.tensor([2], dtype=torch.int64, device="cpu").to_sparse(),
+    "a raising function": lambda good: torch.tensor(
+        [2], dtype=torch.int64, device="cpu"
+    ).as_subclass(_RefusingFunctions),
+    "a raising operator": lambda good: _RefusingOperators.like(
+        torch.tensor([2], dtype=torch.int64, device="cpu")
+    ),
 }
 
 
@@ -188,11 +192,16 @@ class Stage:
         pool.free(4)
         pool.assign([4, 1], [2, 3])
         for number, layer in enumerate(pool.layers):
-            layer.copy_(torch.arange(layer.numel()).view(layer.shape) + number)
+            layer.copy_(
+                torch.arange(layer.numel(), dtype=torch.int64, device="cpu").view(layer.shape)
+                + number
+            )
         backend.init_graph_state(4, 16)
         device = backend.device
-        rows = torch.tensor([4, 1], device=device)
-        verify = ForwardBatch.target_verify(rows, torch.tensor([3, 3], device=device), 2)
+        rows = torch.tensor([4, 1], dtype=torch.int64, device=device)
+        verify = ForwardBatch.target_verify(
+            rows, torch.tensor([3, 3], dtype=torch.int64, device=device), 2
+        )
         backend.init_forward_metadata_out_graph(verify)
         backend.init_forward_metadata_in_graph(verify)
         for layer_id in (0, 1):
@@ -317,7 +326,7 @@ def _pool_call(method: str, **bad: Kinds) -> Callable[[Callable[[Stage], dict[st
 
 
 def _ints(stage: Stage, *values: int) -> Tensor:
-    return torch.tensor(values, device=stage.backend.device)
+    return torch.tensor(values, dtype=torch.int64, device=stage.backend.device)
 
 
 def _second(kind: Callable[[Any], Any], _: object) -> Callable[[Any], Any]:
@@ -335,7 +344,7 @@ def _adopt(stage: Stage, given: dict[str, Any]) -> None:
     layers = given["layers"]
     if isinstance(layers, list):
         layers = [layers[0], given["layer"]]
-    first = torch.zeros(4, 3, 3, 2 * _DIM, device=stage.backend.device)
+    first = torch.zeros(4, 3, 3, 2 * _DIM, dtype=torch.float32, device=stage.backend.device)
     ConvStatePool.adopt(
         replace(stage.backend.spec, draft_topk=1),
         layers,
@@ -435,7 +444,7 @@ def _conv_arguments(stage: Stage) -> dict[str, Any]:
     return {
         "x": digit_inputs([1, 2], _DIM, device=device),
         "weight": digit_weight(_DIM, device=device),
-        "bias": torch.zeros(_DIM, device=device),
+        "bias": torch.zeros(_DIM, dtype=torch.float32, device=device),
         "layer_id": 0,
         "stream": "b",
         "forward_batch": stage.decode,
@@ -523,7 +532,9 @@ _CALLS: dict[str, _Call] = {
         lambda stage: {
             "layers": [torch.zeros_like(layer) for layer in stage.backend.pool.layers],
             "layer": torch.zeros_like(stage.backend.pool.layers[1]),
-            "windows": torch.zeros(4, 3, 3, 2 * _DIM, device=stage.backend.device),
+            "windows": torch.zeros(
+                4, 3, 3, 2 * _DIM, dtype=torch.float32, device=stage.backend.device
+            ),
             "virtual_to_physical": _ints(stage, 0, 2, 1),
             "null_slots": (-1,),
         },

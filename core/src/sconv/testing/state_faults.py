@@ -87,7 +87,7 @@ def assert_found(fuzzer: Fuzzer, fault: StateFault, *, after: int) -> None:
 
 def _everything(fuzzer: Fuzzer) -> list[Tensor]:
     pool = fuzzer.pool
-    live = torch.tensor([*pool.live_slots(), pool.num_free])
+    live = torch.tensor([*pool.live_slots(), pool.num_free], dtype=torch.int64, device="cpu")
     found = [*pool.layers, *pool.windows.layers, pool.req_to_slot, live]
     return [tensor.cpu().clone() for tensor in found]
 
