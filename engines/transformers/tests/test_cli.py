@@ -309,7 +309,7 @@ def test_a_plugin_whose_device_torch_does_not_know(capsys, monkeypatch, device):
         factory="builtins:dict",
         probe=lambda: sconv.Available(1),
     )
-    monkeypatch.setattr("sconv.engine.devices.choose", lambda *args, **kwargs: (info, "", []))
+    monkeypatch.setattr("sconv.engine.loading.choose", lambda *args, **kwargs: (info, "", []))
     arguments = [] if device is None else ["--device", device]
     text = _refused(capsys, "--prompt", "a", *arguments)
     assert "torch" in text
