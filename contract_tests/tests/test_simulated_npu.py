@@ -20,7 +20,7 @@ from sconv_contract import cli, simulated_npu
 from sconv_contract.behaviour import simulated
 from sconv_contract.behaviour.command import place_of
 from sconv_contract.findings import Report
-from sconv_contract.simulated_npu import SimulationError, child, installing
+from sconv_contract.simulated_npu import SimulationError, child, for_suite, installing
 from sconv_contract.simulated_npu.__main__ import main as start
 from sconv_contract.simulated_npu.requirements import PRIVATE_NAMES
 from sconv_contract.simulated_npu.state import settings
@@ -214,7 +214,7 @@ def verify(*arguments: str) -> int:
 
 def test_verify_starts_a_process_with_the_device(monkeypatch):
     started = []
-    monkeypatch.setattr(simulated, "run", lambda python: started.append(python) or 5)
+    monkeypatch.setattr(for_suite, "run", lambda python: started.append(python) or 5)
     asked = ["--behaviour", "cpu", "--simulated", "npu", "--select", "SCV402"]
     assert verify(*asked) == 5
     assert started == [["-m", "sconv", "verify", *asked]]

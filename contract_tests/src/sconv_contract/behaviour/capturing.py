@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,8 +12,6 @@ import torch
 from sconv.engine import graphs
 from sconv.engine.graphs import has_graphs
 from sconv.testing.recording import record
-
-from ..simulated_npu.state import settings
 
 __all__ = ["capture", "has_graphs"]
 
@@ -32,7 +30,9 @@ def capture(device: torch.device, step: Callable[[], Any]) -> tuple[Callable[[],
         step()  # compilation may sync, a capture may not
         with _no_sync(module):
             step()
-    captured = graphs.capture(device, step, warm_ups=0, around=lambda: _watched(device))
+    # A device may watch a capture for more: work on the host, which no capture sees.
+    watched = getattr(module, "watched_capture", nullcontext)
+    captured = graphs.capture(device, step, warm_ups=0, around=watched)
     return captured.replay, captured.result
 
 
@@ -50,15 +50,3 @@ def _no_sync(module: Any) -> Iterator[None]:
         yield
     finally:
         module.set_sync_debug_mode(before)
-
-
-@contextmanager
-def _watched(device: torch.device) -> Iterator[None]:
-    """On the simulated device, refuse work on the host as well: no capture would see it."""
-    if device.type != "npu" or not settings.devices:
-        yield
-        return
-    from ..simulated_npu.audit import region
-
-    with region(in_graph=True):
-        yield

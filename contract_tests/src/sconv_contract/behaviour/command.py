@@ -18,7 +18,6 @@ from sconv.messages import one_line
 from ..expected import Expectations
 from ..findings import Finding, Report
 from ..rules.behaviour import BEHAVIOUR
-from ..simulated_npu.errors import SimulationError
 from ..target import TargetError
 from .rule_marks import rule_of
 
@@ -135,8 +134,9 @@ def place_of(caught: Any) -> Any:
             that asked for it is meant, and not the lines of torch and of the device below it.
     """
     entries = caught.traceback
-    if isinstance(caught.value, SimulationError):
-        below = [Path(__file__).parents[1] / "simulated_npu", *_folders("torch", _POISON)]
+    device_code = getattr(caught.value, "device_code", None)
+    if device_code is not None:
+        below = [device_code, *_folders("torch", _POISON)]
         asked = [one for one in entries if not any(map(Path(one.path).is_relative_to, below))]
         entries = asked or entries
     return entries[-1]

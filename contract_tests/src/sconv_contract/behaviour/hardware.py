@@ -14,9 +14,9 @@ from typing import Any, Final
 from sconv import backends
 from sconv.plugin import one_line_error
 
-from ..simulated_npu.state import settings
 from ..target import TargetError
 from .command import refuse_without_needs, selected
+from .simulated import in_this_process
 
 __all__ = ["Recipe", "device_of", "hardware_subject", "recipe_for", "verify_in_child"]
 
@@ -126,7 +126,7 @@ def hardware_subject(recipe: Recipe, name: str) -> str:
     Raises:
         TargetError: The backend cannot run here, or there is no such device.
     """
-    if settings.devices:
+    if in_this_process():
         raise TargetError("this process has a simulated npu: --on-hardware needs another one")
     try:
         # First, because a library that torch loads with itself may know of devices whose files are

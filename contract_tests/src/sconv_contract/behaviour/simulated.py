@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from importlib import import_module
+from typing import Any, Final
 
-from ..simulated_npu.child import run
-from ..simulated_npu.state import settings
-from ..simulated_npu.table import TORCH_NPU
 from ..target import TargetError
 from .command import refuse_without_needs, selected
 
-__all__ = ["SIMULATED", "simulated_subject", "verify_in_child"]
+__all__ = ["SIMULATED", "in_this_process", "simulated_subject", "verify_in_child"]
 
-#: The devices that can be simulated.
-SIMULATED: Final = ("npu",)
+#: The devices that can be simulated, each with the module that does it. Imported when one is asked
+#: for: nothing else of the suite knows of any.
+SIMULATED: Final = {"npu": "sconv_contract.simulated_npu.for_suite"}
+
+
+def in_this_process() -> bool:
+    """Whether this process has a simulated device."""
+    return any(_simulation(device).is_here() for device in SIMULATED)
+
+
+def _simulation(device: str) -> Any:
+    return import_module(SIMULATED[device])
 
 
 def verify_in_child(argv: Sequence[str]) -> int | None:
@@ -23,10 +31,10 @@ def verify_in_child(argv: Sequence[str]) -> int | None:
     Args:
         argv: The arguments of ``sconv verify``.
     """
-    if settings.devices:
+    if in_this_process():
         return None
     refuse_without_needs()
-    return run(["-m", "sconv", "verify", *argv])
+    return int(_simulation("npu").run(["-m", "sconv", "verify", *argv]))
 
 
 def simulated_subject(name: str) -> str:
@@ -41,6 +49,6 @@ def simulated_subject(name: str) -> str:
             f"{info} is for {info.device_type!r}; --simulated npu checks backends for 'npu'"
         )
     return (
-        f"on a simulated device with the operators of torch_npu {TORCH_NPU}; this says nothing of"
-        " an NPU's numerics, limits or speed"
+        f"on a simulated device with the operators of {_simulation(info.device_type).OPERATORS};"
+        " this says nothing of an NPU's numerics, limits or speed"
     )

@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 
 from . import streams
+from .audit import region
 from .errors import SimulationError
 from .graph import NPUGraph, graph, graph_pool_handle, is_current_stream_capturing
 from .memory import memory
@@ -108,6 +109,7 @@ def make_module() -> types.ModuleType:
         "get_rng_state": lambda device=None: torch.get_rng_state(),
         "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
         "get_amp_supported_dtype": lambda: [torch.float16, torch.bfloat16],
+        "watched_capture": lambda: region(in_graph=True),
         "NPUGraph": NPUGraph,
         "graph": graph,
         "graph_pool_handle": graph_pool_handle,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import ClassVar
+
 __all__ = [
     "HostSync",
     "MixedDevice",
@@ -14,7 +17,13 @@ __all__ = [
 
 
 class SimulationError(RuntimeError):
-    """The simulated device refused something, or cannot be had in this process."""
+    """The simulated device refused something, or cannot be had in this process.
+
+    Attributes:
+        device_code: Where the device's own code is: the fault is in the lines that called it.
+    """
+
+    device_code: ClassVar[Path] = Path(__file__).parent
 
 
 class UnlistedOperator(SimulationError):  # noqa: N818 - it names what happened
