@@ -88,9 +88,9 @@ def assert_fields(meta: ShortConvMetadata, step: Step, spec: StateSpec) -> None:
                 assert not writes
             case ForwardMode.DRAFT_EXTEND:
                 assert step.accepts is not None
-                assert writes == (slot >= 0 and 0 <= step.accepts[row] <= step.draft_tokens)
+                assert writes == (slot > 0 and 0 <= step.accepts[row] <= step.draft_tokens)
             case _:
-                assert writes == (slot >= 0 and step.lengths[row] > 0)
+                assert writes == (slot > 0 and step.lengths[row] > 0)
 
 
 @pytest.mark.parametrize("mode", ForwardMode)

@@ -105,18 +105,20 @@ def decode(
     pool: Tensor,
     weight: Tensor,
     slots: Ints,
+    has_initial: Bools | None = None,
     bias: Tensor | None = None,
     activation: str | None = None,
     residual: bool = True,
     track_slots: Ints | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One token per row; every row resumes its window, and the window moves on.
+    """One token per row; the window is advanced by it.
 
     Args:
         x: ``[T, D]``, row b's token is ``x[b]``; rows past the last are padding.
         pool: ``[S, K-1, D]``.
         weight, bias, activation, residual: As for :func:`row_conv`.
         slots: ``[B]``, -1 = none: the output is zero and nothing is written.
+        has_initial: ``[B]``, False = the row starts from zeros; None = all rows resume.
         track_slots: ``[B]`` slots that get the window after the step too, -1 = none.
 
     Returns:
@@ -129,7 +131,7 @@ def decode(
         weight=weight,
         slots=slots,
         lengths=[1] * rows,
-        has_initial=[True] * rows,
+        has_initial=[True] * rows if has_initial is None else has_initial,
         bias=bias,
         activation=activation,
         residual=residual,
@@ -189,6 +191,7 @@ def verify(
     weight: Tensor,
     slots: Ints,
     draft_token_num: int,
+    has_initial: Bools | None = None,
     parents: Sequence[Ints] | Tensor | None = None,
     bias: Tensor | None = None,
     activation: str | None = None,
@@ -202,6 +205,7 @@ def verify(
         weight, bias, activation, residual: As for :func:`row_conv`.
         slots: ``[B]``, -1 = none: the outputs are zero.
         draft_token_num: dtn.
+        has_initial: ``[B]``, False = the row starts from zeros; None = all rows resume.
         parents: ``[B, dtn]``, -1 = root; None = chain.
 
     Returns:
@@ -215,7 +219,7 @@ def verify(
         weight,
         slots,
         [draft_token_num] * rows,
-        [True] * rows,
+        [True] * rows if has_initial is None else has_initial,
         parents,
         bias,
         activation,
@@ -375,7 +379,7 @@ def metadata(
     if track_slots is not None and mode not in (ForwardMode.TARGET_VERIFY, ForwardMode.IDLE):
         tokens = _ints(lengths if track_tokens is None else track_tokens)
         for row, target in enumerate(_ints(track_slots)):
-            if slots[row] == -1 or lengths[row] == 0 or not 0 <= tokens[row] <= lengths[row]:
+            if slots[row] in (0, -1) or lengths[row] == 0 or not 0 <= tokens[row] <= lengths[row]:
                 continue
             targets[row] = target
             if target != -1 and mode is not ForwardMode.DECODE:
@@ -465,8 +469,8 @@ def _written(
     targets = [-1] * len(counts) if track_slots is None else _ints(track_slots)
     for row, slot in enumerate(_ints(slots)):
         last = len(windows[row]) - 1
-        # Without a slot, without tokens, or with a count that is not the row's: nothing changes.
-        if slot == -1 or last < 1 or not 0 <= counts[row] <= last:
+        # On the dummy, without a slot or tokens, or with a count that is not the row's: no change.
+        if slot in (0, -1) or last < 1 or not 0 <= counts[row] <= last:
             continue
         new[slot] = windows[row][counts[row]].to(new.dtype)
         if targets[row] != -1 and 0 <= snapshots[row] <= last:

@@ -6,6 +6,7 @@ token 4 after the window [1, 2, 3].
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,6 +38,10 @@ from sconv.testing.digits import (
 )
 from sconv.testing.harness import Harness, assert_same_bits
 from sconv.testing.recording import record
+from sconv.testing.rulings import (
+    check_fresh_rows_read_zeros,
+    check_padded_rows_take_no_snapshot,
+)
 from sconv.testing.steps import Step
 from sconv.testing.strategies import SENTINEL
 
@@ -436,3 +441,15 @@ def test_len_12_a_second_prefill_resumes_the_first() -> None:
     y = run_digits(backend, ForwardBatch.extend(ints(1), ints(2), ints(3)), [4, 5])
     assert y == [4321, 5432]
     assert read_window(backend.pool, 4) == [3, 4, 5]
+
+
+@pytest.mark.parametrize("padded", [0, -1])
+def test_pad_9_a_padded_row_takes_no_snapshot(padded: int) -> None:
+    backend = cpu(track_interval=1, chunk_size=1)
+    check_padded_rows_take_no_snapshot(backend, padded)
+
+
+@pytest.mark.parametrize("layout", ["inputs", "dense", "dedup"])
+def test_slot_10_a_fresh_row_reads_zeros_in_decode_and_verify(layout: str) -> None:
+    spec = replace(digit_spec(max_draft_tokens=2), window_layout=layout)
+    check_fresh_rows_read_zeros(load_backend("cpu", spec=spec))

@@ -73,6 +73,11 @@ class ShortConvMetadata:
     batch: ForwardBatch | None = None
     plan: Any = None
 
+    @property
+    def may_start_afresh(self) -> bool:
+        """Whether rows of a decode may have no tokens in their state yet."""
+        return self.batch is not None and self.batch.seq_lens is not None
+
     def has_shape_of(self, batch: ForwardBatch) -> bool:
         """Whether what a step of this batch needs besides its slots is what this one has.
 
@@ -83,6 +88,7 @@ class ShortConvMetadata:
             and self.forward_mode in (ForwardMode.DECODE, ForwardMode.TARGET_VERIFY)
             and self.batch_size == batch.batch_size
             and self.tokens_per_row == batch.tokens_per_row
+            and (self.batch is None or self.batch.seq_lens is None) == (batch.seq_lens is None)
             and not self.tracks
             and not batch.tracks
         )

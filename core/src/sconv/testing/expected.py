@@ -50,11 +50,16 @@ def expected_step(
         case ForwardMode.IDLE:
             return torch.zeros(x.shape, dtype=torch.float64, device="cpu"), pool
         case ForwardMode.DECODE:
-            return reference.decode(**common, track_slots=targets)  # type: ignore[arg-type]
+            return reference.decode(
+                **common,  # type: ignore[arg-type]
+                has_initial=step.resumes,
+                track_slots=targets,
+            )
         case ForwardMode.TARGET_VERIFY:
             y, _ = reference.verify(
                 **common,  # type: ignore[arg-type]
                 draft_token_num=step.draft_tokens,
+                has_initial=step.resumes,
                 parents=step.parents,
             )
             return y, pool

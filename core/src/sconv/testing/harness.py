@@ -284,6 +284,7 @@ class Harness:
                 weight=layer.weight,
                 slots=step.slots,
                 draft_token_num=step.draft_tokens,
+                has_initial=step.resumes,
                 parents=step.parents,
             )
             pool = reference.commit(

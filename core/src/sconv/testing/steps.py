@@ -64,7 +64,7 @@ class Step:
     @property
     def resumes(self) -> tuple[bool, ...]:
         """Rows that resume a window."""
-        if self.mode in (ForwardMode.DECODE, ForwardMode.TARGET_VERIFY):
+        if self.mode is ForwardMode.IDLE:
             return (True,) * self.rows
         return tuple(length > 0 for length in self.before)
 

@@ -106,11 +106,10 @@ class TorchBackend(PluginBackend):
 
     def _fill(self, meta: ShortConvMetadata, batch: ForwardBatch, buffers: MetadataBuffers) -> None:
         fill_metadata(meta, batch, self.pool, buffers)
-        if not self._ordered:
-            # Rows on the dummy slot would all write to it, each its own window.
-            meta.writes.logical_and_(meta.cache_indices > 0)
         if meta.tree_taps is not None:
             self.pool.windows.store_paths(meta.tree_taps)
+        if meta.forward_mode is ForwardMode.TARGET_VERIFY:
+            self.pool.windows.store_resumes(meta.has_initial_state)
         if buffers is self._buffers:
             self._fill_static_gathers(meta)
 
@@ -201,6 +200,8 @@ class TorchBackend(PluginBackend):
         self, x: Tensor, conv: ConvParams, state: StateRows, meta: ShortConvMetadata
     ) -> Tensor:
         old = self._read_once(state, meta)  # [B, K-1, D]
+        if meta.may_start_afresh:
+            old = torch.where(meta.cache_mask, old, 0)
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         convolve_step(old, x, conv, out=y)
         state.append(x, old, meta)

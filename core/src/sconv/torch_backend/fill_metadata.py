@@ -39,14 +39,15 @@ def fill_metadata(
         pool.lookup_slots(batch.req_pool_indices, batch.slots, out=meta.cache_indices)
         pool.translate_(meta.cache_indices)
     meta.safe_idx.copy_(meta.cache_indices).clamp_(min=0)
-    torch.ge(meta.cache_indices, 0, out=meta.writes)
-    if not buffers.shape_filled:
+    if buffers.shape_filled:
+        if batch.seq_lens is not None:
+            _fill_initial_state(meta, batch)
+    else:
         _fill_lengths(meta, batch)
         _fill_initial_state(meta, batch)
         _fill_rows_of_tokens(meta, buffers)
-    torch.logical_and(
-        meta.has_initial_state, meta.writes, out=meta.cache_mask.view(meta.batch_size)
-    )
+    torch.ge(meta.cache_indices, 0, out=meta.cache_mask.view(meta.batch_size))
+    meta.cache_mask.view(meta.batch_size).logical_and_(meta.has_initial_state)
     if meta.tree_taps is not None:
         parents = batch.parents
         if parents is None:
@@ -78,8 +79,7 @@ def _fill_lengths(meta: ShortConvMetadata, batch: ForwardBatch) -> None:
 def _fill_initial_state(meta: ShortConvMetadata, batch: ForwardBatch) -> None:
     if batch.extend_prefix_lens is not None:
         torch.gt(batch.extend_prefix_lens, 0, out=meta.has_initial_state)
-    elif batch.forward_mode is ForwardMode.DRAFT_EXTEND:
-        assert batch.seq_lens is not None
+    elif batch.seq_lens is not None:
         torch.gt(batch.seq_lens, 0, out=meta.has_initial_state)
     else:
         meta.has_initial_state.fill_(batch.forward_mode is not ForwardMode.IDLE)
@@ -148,6 +148,8 @@ def _tokens_until_snapshot(
 
 
 def _fill_writes(meta: ShortConvMetadata, batch: ForwardBatch) -> None:
+    # Rows on the dummy would all write to it, each its own window.
+    torch.gt(meta.cache_indices, 0, out=meta.writes)
     if batch.forward_mode is ForwardMode.TARGET_VERIFY:
         meta.writes.zero_()
     elif meta.num_accept_tokens is not None:

@@ -45,7 +45,7 @@ class CpuBackend(TorchBackend):
         super().init_forward_metadata(forward_batch)
         meta = self.forward_metadata
         assert meta is not None
-        if meta.batch_size == 1 and not meta.padded:
+        if meta.batch_size == 1 and not meta.padded and not meta.may_start_afresh:
             meta.plan.single_slot = int(meta.safe_idx)
 
     def _is_padded(self, meta: ShortConvMetadata) -> bool:
@@ -76,6 +76,8 @@ class CpuBackend(TorchBackend):
             return super()._decode(x, conv, state, meta)
         kept = self._many_rows_for(x, meta, residual=conv.residual)
         old = state.read(meta.safe_idx, out=kept.before)
+        if meta.may_start_afresh:
+            old.copy_(torch.where(meta.cache_mask, old, 0))
         kept.token.copy_(x[:, None])
         kept.taps.copy_(conv.weight)
         y = onednn.convolve_image(kept.image, kept.kernel).view(x.shape)

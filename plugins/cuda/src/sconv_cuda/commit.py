@@ -39,6 +39,8 @@ def commit(
     track_steps_index,  # [B] node whose window is the snapshot; read if tracks
     track_steps_step,
     paths_index,  # [B, path_rows, K-1] int32, where the columns of a TREE node's window lie
+    resumes_index,  # [B] bool, whether the verify step resumed the row's window; if some_fresh
+    some_fresh,
     tracks,
     drafts,
     path_rows,
@@ -87,6 +89,7 @@ def commit(
     snapped = live & (target > 0) & (target < pool_rows)
     snapped = snapped & (track_step >= 0) & (track_step < drafts)
 
+    resumes = tl.load(resumes_index + row, mask=some_fresh != 0, other=1).to(tl.int1)
     if live:
         for depth in tl.static_range(DEPTH):
             layer = layer_begin + depth
@@ -102,6 +105,7 @@ def commit(
                     snapped,
                     target.to(tl.int64),
                     track_step,
+                    resumes,
                     block * BLOCK + tl.arange(0, BLOCK),
                     K,
                     TIME,
@@ -124,6 +128,7 @@ def _move(
     snapped,
     target,
     track_step,
+    resumes,
     channel,
     K: tl.constexpr,
     TIME: tl.constexpr,
@@ -154,13 +159,13 @@ def _move(
 
     window = windows + slot * slot_step
     moved = _window(
-        window, column_step, source, token_step, kept_column_step, path_index, step, inside,
-        K, TREE, WINDOWS,
+        window, column_step, source, token_step, kept_column_step, path_index, step, resumes,
+        inside, K, TREE, WINDOWS,
     )  # fmt: skip
     if snapped:
         copied = _window(
             window, column_step, source, token_step, kept_column_step, path_index, track_step,
-            inside, K, TREE, WINDOWS,
+            resumes, inside, K, TREE, WINDOWS,
         )  # fmt: skip
         snapshot = windows + target * slot_step
         for j in tl.static_range(K - 1):
@@ -178,6 +183,7 @@ def _window(
     kept_column_step,
     path_index,
     step,
+    resumes,
     inside,
     K: tl.constexpr,
     TREE: tl.constexpr,
@@ -193,7 +199,7 @@ def _window(
             if TREE:
                 place = tl.load(path_index + step * (K - 1) + j)
             if place < K - 1:
-                value = tl.load(window + place * column_step, mask=inside)
+                value = tl.load(window + place * column_step, mask=inside & resumes, other=0)
             else:
                 value = tl.load(source + (place - (K - 1)) * token_step, mask=inside)
         columns = columns + (value,)

@@ -92,6 +92,7 @@ class Commits:
         windows = self.pool.windows
         dense = not isinstance(windows, InputWindows)
         paths = windows.paths if isinstance(windows, InputWindows) and tree else None
+        resumes = windows.resumes if isinstance(windows, InputWindows) else None
         id_words, id_step = words(ids)
         step_words, step_step = words(steps)
         tracks = targets is not None and track_steps is not None
@@ -115,6 +116,8 @@ class Commits:
                 node_words,
                 node_step,
                 id_words if paths is None else paths,
+                id_words if resumes is None else resumes,
+                int(resumes is not None),
                 int(tracks),
                 drafts,
                 0 if paths is None else paths.shape[1],

@@ -31,6 +31,8 @@ def decode(
     column_stride,
     channel_stride,
     slots_index,  # [B] int32
+    resumes_index,  # [B] bool, the row resumes its window; read if some_fresh
+    some_fresh,
     tracks_index,  # [B] int64
     rows,
     K: tl.constexpr,
@@ -59,11 +61,15 @@ def decode(
         state, start, channel, slot_stride, column_stride, channel_stride, TIME, VEC
     )
     slots = ()
+    resumes = ()
     if AHEAD:
         for i in tl.static_range(DEPTH):
             there = rows_before + i < rows
             slot = tl.load(slots_index + rows_before + i, mask=there, other=-1)
             slots = slots + (slot.to(tl.int64),)
+            told = there & (some_fresh != 0)
+            resume = tl.load(resumes_index + rows_before + i, mask=told, other=1)
+            resumes = resumes + (resume.to(tl.int1),)
     taps = load_taps(pick(weights, firsts, block, STREAMS), channel, inside, K, VEC > 1, SILU)
     offset = load_offset(pick(biases, firsts, block, STREAMS), has_bias, channel, inside, SILU)
     if AHEAD and PDL and TIME:
@@ -91,6 +97,9 @@ def decode(
         if not AHEAD:
             slot = tl.load(slots_index + row, mask=row < rows, other=-1)
             slots = slots + (slot.to(tl.int64),)
+            told = (row < rows) & (some_fresh != 0)
+            resume = tl.load(resumes_index + row, mask=told, other=1)
+            resumes = resumes + (resume.to(tl.int1),)
         if TRACKS:
             target = tl.load(tracks_index + row, mask=row < rows, other=-1)
             targets = targets + (target.to(tl.int64),)
@@ -111,7 +120,7 @@ def decode(
             old = old + (
                 tl.load(
                     window + j * column_step,
-                    mask=inside & (slots[i] >= 0),
+                    mask=inside & (slots[i] >= 0) & resumes[i],
                     other=0,
                 ),
             )
@@ -120,7 +129,7 @@ def decode(
     y = out + channel
     for i in tl.static_range(DEPTH):
         row = rows_before + i
-        live = inside & (slots[i] >= 0)
+        live = inside & (slots[i] > 0)
         total = convolved(olds[i], inputs[i], taps, offset, 0, K, SILU, RESIDUAL)
         total = tl.where(slots[i] >= 0, total, 0.0)
         at = row.to(tl.int64) * dim
@@ -158,6 +167,8 @@ DECODE = Mode(
     units=lambda meta, tile: -(-meta.batch_size // tile.depth),
     step=lambda meta: (
         meta.cache_indices,
+        meta.has_initial_state,
+        int(meta.may_start_afresh),
         meta.track_cache_indices,
         meta.batch_size,
     ),

@@ -189,6 +189,7 @@ def _head(
 ):
     length = end - begin
     live = inside & (slot >= 0) & (length > 0)
+    writes = live & (slot > 0)
     kind: tl.constexpr = windows.dtype.element_ty
     window = windows + slot * slot_step
     own = x + begin.to(tl.int64) * x_step
@@ -206,7 +207,7 @@ def _head(
     for j in tl.static_range(K - 1):
         column = element(own, x_step, window, column_step, length + j, live, resumes, K, kind)
         moved = moved + (column,)
-    if (target >= 0) & (slot >= 0) & (length > 0):
+    if (target >= 0) & (slot > 0) & (length > 0):
         snapshot = windows + target * slot_step
         kept = ()
         for j in tl.static_range(K - 1):
@@ -216,14 +217,14 @@ def _head(
             column = element(own, x_step, window, column_step, place, live, resumes, K, kind)
             kept = kept + (column,)
         for j in tl.static_range(K - 1):
-            tl.store(snapshot + j * column_step, kept[j], mask=live)
+            tl.store(snapshot + j * column_step, kept[j], mask=writes)
 
     for i in tl.static_range(K - 1):
         total = convolved(history + inputs, inputs[i], taps, offset, i, K, SILU, RESIDUAL)
         total = rounded(tl.where(slot >= 0, total, 0.0), y.dtype.element_ty)
         tl.store(y + (begin + i).to(tl.int64) * y_step, total, mask=inside & (i < length))
     for j in tl.static_range(K - 1):
-        tl.store(window + j * column_step, moved[j], mask=live)
+        tl.store(window + j * column_step, moved[j], mask=writes)
 
 
 EXTEND = Mode(

@@ -58,6 +58,9 @@ class Metadata:
         siblings, siblings_step = _words(batch.next_sibling if links else None, unused)
         windows = self.pool.windows
         paths = windows.paths if isinstance(windows, InputWindows) and tree is not None else None
+        resumes = None
+        if isinstance(windows, InputWindows) and meta.forward_mode is ForwardMode.TARGET_VERIFY:
+            resumes = windows.resumes
         padded = 0 if tree is None else triton.next_power_of_2(drafts)
         block = UNIFORM_ROWS if tree is None else TREE_ROWS
         self.launcher(
@@ -82,7 +85,10 @@ class Metadata:
                 unused if meta.num_accept_tokens is None else meta.num_accept_tokens,
                 meta.cu if meta.tree_taps is None else meta.tree_taps,
                 unused if paths is None else paths,
+                unused if resumes is None else resumes,
                 0 if paths is None else paths.shape[1],
+                int(resumes is not None),
+                int(batch.seq_lens is not None),
                 int(batch.mamba_track_mask is not None),
                 int(meta.tracks),
                 self.spec.track_grid or 0,

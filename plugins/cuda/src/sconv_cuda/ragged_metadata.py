@@ -86,7 +86,7 @@ def ragged_metadata(
         ids, map_index, map_size, physical_index, physical_step, physical_size, there,
         LOOKUP, NULL_ZERO, TRANSLATE,
     )  # fmt: skip
-    writes = there & (slot >= 0) & (length > 0)
+    writes = there & (slot > 0) & (length > 0)
     target = resolve_targets(
         targets_index, targets_step, mask_index, physical_index, physical_step, physical_size,
         row, writes, has_mask, tracks, NULL_ZERO, TRANSLATE,

@@ -31,7 +31,7 @@ def uniform_metadata(
     physical_index,  # slot id to pool row (TRANSLATE)
     physical_step,
     physical_size,
-    before_index,  # [B] tokens in the state; read in DRAFT
+    before_index,  # [B] tokens in the state; read if has_lengths
     before_step,
     accepts_index,  # [B] accepted tokens; read in DRAFT
     accepts_step,
@@ -55,7 +55,10 @@ def uniform_metadata(
     accepts_out_index,
     taps_out_index,  # [B, drafts, K] int64
     paths_out_index,  # [B, path_rows, K-1] int32; written if path_rows > 0
+    verify_resumes_out_index,  # [B] bool, for the commit; written if stores_resumes
     path_rows,
+    stores_resumes,
+    has_lengths,
     has_mask,
     tracks,
     grid,
@@ -88,19 +91,21 @@ def uniform_metadata(
     tl.store(cu_out_index + row, (row * drafts).to(tl.int64), mask=row <= rows)
 
     resumes = there & (MODE != IDLE)
-    writes = there & (slot >= 0) & (MODE == DECODE or MODE == DRAFT)
+    writes = there & (slot > 0) & (MODE == DECODE or MODE == DRAFT)
     target = resolve_targets(
         targets_index, targets_step, mask_index, physical_index, physical_step, physical_size,
-        row, there & (slot >= 0), has_mask, tracks, NULL_ZERO, TRANSLATE,
+        row, there & (slot > 0), has_mask, tracks, NULL_ZERO, TRANSLATE,
     )  # fmt: skip
     if MODE == VERIFY or MODE == IDLE:
         target = tl.full([ROWS], -1, tl.int32)
     until = tl.zeros([ROWS], tl.int32)
+    # A batch that does not say how long its rows' states are resumes all of them.
+    counted = there & (has_lengths != 0)
+    before = tl.load(before_index + row.to(tl.int64) * before_step, mask=counted, other=1)
+    resumes = resumes & (before > 0)
     if MODE == DRAFT:
-        before = tl.load(before_index + row.to(tl.int64) * before_step, mask=there, other=0)
         accepts = tl.load(accepts_index + row.to(tl.int64) * accepts_step, mask=there, other=-1)
         tl.store(accepts_out_index + row, accepts, mask=there)
-        resumes = there & (before > 0)
         writes = writes & (accepts >= 0) & (accepts <= drafts)
         # The newest multiple of the grid that the row reaches, if it lies in this step.
         after = before + tl.maximum(accepts, 0)
@@ -111,6 +116,7 @@ def uniform_metadata(
         slots_out_index, resumes_out_index, cache_mask_out_index, safe_out_index,
         targets_out_index, writes_out_index, row, there, slot, resumes, writes, target,
     )  # fmt: skip
+    tl.store(verify_resumes_out_index + row, resumes, mask=there & (stores_resumes != 0))
     store_sources(
         sources_out_index, row, there, row * drafts, until, (target >= 0) & (MODE == DRAFT), K
     )

@@ -42,6 +42,8 @@ def verify(
     kept_column_stride,
     kept_channel_stride,
     slots_index,  # [B] int32
+    resumes_index,  # [B] bool, the row resumes its window; read if some_fresh
+    some_fresh,
     taps_index,  # [B, dtn, K] int64, where the taps of a TREE's node lie in window ++ inputs
     drafts,
     rows,
@@ -78,8 +80,10 @@ def verify(
     x_step = pick(x_strides, firsts, block, STREAMS).to(tl.int64) * VEC
     token = tl.minimum(row, rows - 1).to(tl.int64) * drafts
     slot_at = slots_index + tl.minimum(row, rows - 1)
+    resumes_at = resumes_index + tl.minimum(row, rows - 1)
     if AHEAD:
         slot = tl.load(slot_at).to(tl.int64)
+        resumes = tl.load(resumes_at, mask=some_fresh != 0, other=1).to(tl.int1)
         if PDL and TIME:
             prefetch(
                 pick(xs, firsts, block, STREAMS) + token * x_step,
@@ -97,6 +101,7 @@ def verify(
 
     if not AHEAD:
         slot = tl.load(slot_at).to(tl.int64)
+        resumes = tl.load(resumes_at, mask=some_fresh != 0, other=1).to(tl.int1)
     live = inside & (slot >= 0)
     window = windows + slot * slot_step
     x = pick(xs, firsts, block, STREAMS) + token * x_step + channel
@@ -115,7 +120,7 @@ def verify(
     for j in tl.static_range(K - 1):
         old = tl.load(
             window + j * column_step,
-            mask=live,
+            mask=live & resumes,
             other=0,
         )
         history = history + (old.to(tl.float32),)
@@ -140,7 +145,7 @@ def verify(
                 for j in tl.static_range(K - 1):
                     where = taps_index + (token + t) * K + j
                     place = tl.load(where, mask=t < drafts, other=0).to(tl.int32)
-                    tap = element(x, x_step, window, column_step, place, live, True, K, tl.float32)
+                    tap = element(x, x_step, window, column_step, place, live, resumes, K, tl.float32)
                     columns = columns + (tap,)
             total = convolved(columns, inputs[i], taps, offset, 0, K, SILU, RESIDUAL)
             total = tl.where(slot >= 0, total, 0.0)
@@ -199,6 +204,8 @@ VERIFY = Mode(
     units=lambda meta, tile: meta.batch_size,
     step=lambda meta: (
         meta.cache_indices,
+        meta.has_initial_state,
+        int(meta.may_start_afresh),
         meta.cu if meta.tree_taps is None else meta.tree_taps,
         meta.tokens_per_row,
         meta.batch_size,

@@ -196,6 +196,13 @@ class VerifyWindows:
             taps: ``[B, dtn, K]`` int64 of :func:`sconv.plugin.ancestor_taps`.
         """
 
+    def store_resumes(self, resumes: Tensor) -> None:
+        """Note which rows of a verify step resume their windows. In graph; before :meth:`store`.
+
+        Args:
+            resumes: ``[B]`` bool; the others start from zeros, whatever their slots hold.
+        """
+
     def store(self, layer_id: int, stream: str, inputs: Tensor, taps: Tensor | None) -> None:
         """Keep what the window after any token of a verify step takes. In graph.
 

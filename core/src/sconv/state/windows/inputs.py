@@ -25,11 +25,14 @@ class InputWindows(VerifyWindows):
         layers: ``[rows, dtn, D]`` per layer, in the state's dtype, whatever the window axis.
         paths: ``[rows, dtn, K-1]`` int32, where the columns of each node's window lie in ``V``,
             oldest first; written by tree steps alone. None without speculation.
+        resumes: ``[rows]`` bool, whether ``V`` begins with the row's window; else with zeros.
+            Written by every verify step. None without speculation.
     """
 
     layout: ClassVar[WindowLayout] = "inputs"
 
     paths: Tensor | None = None
+    resumes: Tensor | None = None
 
     @classmethod
     def row_shape(cls, spec: StateSpec, layer_id: int) -> tuple[int, ...]:
@@ -38,17 +41,17 @@ class InputWindows(VerifyWindows):
 
     @classmethod
     def row_nbytes(cls, spec: StateSpec) -> int:
-        """Return the physical bytes of one row, its paths included."""
+        """Return the physical bytes of one row, its path and flag included."""
         if spec.max_draft_tokens == 1:
             return 0
         paths = spec.max_draft_tokens * spec.window_size * torch.int32.itemsize
-        return super().row_nbytes(spec) + paths
+        return super().row_nbytes(spec) + paths + torch.bool.itemsize
 
     @property
     def nbytes(self) -> int:
-        """Physical bytes, paths included."""
-        paths = 0 if self.paths is None else self.paths.numel() * self.paths.element_size()
-        return super().nbytes + paths
+        """Physical bytes, paths and flags included."""
+        notes = [note for note in (self.paths, self.resumes) if note is not None]
+        return super().nbytes + sum(note.numel() * note.element_size() for note in notes)
 
     def _allocate(self, rows: int) -> None:
         super()._allocate(rows)
@@ -56,6 +59,7 @@ class InputWindows(VerifyWindows):
         self.paths = torch.zeros(
             (rows, spec.max_draft_tokens, spec.window_size), dtype=torch.int32, device=self._device
         )
+        self.resumes = torch.ones(rows, dtype=torch.bool, device=self._device)
 
     def stream(self, layer_id: int, stream: str) -> Tensor:
         """Return one stream's inputs: a view ``[rows, dtn, D]``."""
@@ -65,6 +69,12 @@ class InputWindows(VerifyWindows):
         """See :meth:`VerifyWindows.store_paths`."""
         assert self.paths is not None
         self.paths[: taps.shape[0], : taps.shape[1]].copy_(taps[:, :, 1:])
+
+    def store_resumes(self, resumes: Tensor) -> None:
+        """See :meth:`VerifyWindows.store_resumes`."""
+        # A spec without speculation still verifies single tokens, and keeps nothing of them.
+        if self.resumes is not None:
+            self.resumes[: resumes.shape[0]].copy_(resumes)
 
     def store(self, layer_id: int, stream: str, inputs: Tensor, taps: Tensor | None) -> None:
         """See :meth:`VerifyWindows.store`."""
@@ -82,5 +92,7 @@ class InputWindows(VerifyWindows):
             column = torch.arange(1, self._spec.kernel_size, device=steps.device, dtype=torch.int64)
             path = steps[:, None] + column
         old = state if time else state.transpose(1, 2)
+        if self.resumes is not None:
+            old = torch.where(self.resumes[:rows, None, None], old, 0)
         window = select_nodes(torch.cat([old, self.layers[layer_id][:rows]], dim=1), path)
         return window if time else window.transpose(1, 2)
