@@ -82,6 +82,8 @@ def record(backend: sconv.Backend, run: Callable[[], Any], jobs: dict[Any, Any])
             holder.launcher = real
         convolutions._compiled.clear()
         convolutions._step = None
+        implementation._metadata.forget()
+        implementation._commits.forget()
 
 
 def compile_all(jobs: dict[Any, Any]) -> float:

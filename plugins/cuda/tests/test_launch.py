@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import pytest
 import torch
+
+from sconv import ForwardMode, ShortConvMetadata, StateSpec, Stream
 
 triton = pytest.importorskip(
     "triton", reason="the kernels need triton, which has wheels for Linux alone"
@@ -86,3 +90,56 @@ def test_addresses_stand_in_for_tensors(launcher: Any) -> None:
     tensor = torch.zeros(3)
     address = tensor.data_ptr()
     assert launcher.freeze((tensor, 5, (tensor, 6))) == (address, 5, (address, 6))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            {"slots_index": 1, "drafts": 2},
+            r"'decode'.*missing: \['rows'\].*parameters: \['drafts'\]",
+        ),
+        ({"slots_index": 1}, r"'decode'.*missing: \['rows'\]"),
+    ],
+)
+def test_a_wrong_name_of_an_argument_fails_at_warm_up(
+    load: Any, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, int], message: str
+) -> None:
+    from sconv_cuda.convolution import MODES
+    from sconv_cuda.launch import ArgumentNameError
+
+    mode = MODES[ForwardMode.DECODE]
+    good = mode.step
+
+    def step(meta: ShortConvMetadata) -> dict[str, Any]:
+        named = good(meta)
+        del named["rows"]
+        return named | {name: 1 for name in wrong if name not in named}
+
+    monkeypatch.setitem(MODES, ForwardMode.DECODE, replace(mode, step=step))
+    with pytest.raises(ArgumentNameError, match=message):
+        load(StateSpec(1, [Stream("a", 8)], 4, 4, 4)).warmup()
+
+
+def test_arguments_in_another_order_are_launched_in_the_kernels(launcher: Any) -> None:
+    from sconv_cuda.launch import Kernel
+
+    made = Kernel.__new__(Kernel)
+    made.name, made.parameters, made.constants = "swapped", ("first", "second"), ("K", "L")
+    made._take_arguments = itemgetter(*made.parameters)
+    made._take_constants = itemgetter(*made.constants)
+    calls: list[Any] = []
+    launcher.interpreted = True
+    made.function = {(1, 1, 1): lambda *args: calls.append(args)}
+    compiled = launcher.look_up(
+        made, {"second": 2, "first": 1}, {"L": 4, "K": 3}, warps=4, aligned=True
+    )
+    launcher.launch(compiled, (1, 1, 1), (2, 1))
+    assert calls == [(1, 2, 3, 4)]
+
+
+def test_an_argument_that_two_groups_give_is_refused() -> None:
+    from sconv_cuda.launch import ArgumentNameError, merged
+
+    with pytest.raises(ArgumentNameError, match="rows"):
+        merged({"rows": 1}, {"rows": 1})

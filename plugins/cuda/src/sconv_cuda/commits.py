@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from sconv import ConvStatePool, StateSpec
 from sconv.plugin import InputWindows
 
 from .commit import commit
-from .launch import ALIGNMENT, Launcher, Tile
+from .launch import ALIGNMENT, Compiled, Launcher, Tile
 from .layer import VECTOR
 from .slots import SlotSource, words
 from .tiles import COMMIT_TILES, tile_for
@@ -48,6 +49,11 @@ class Commits:
         self.launcher = launcher
         self.source = SlotSource(pool)
         self._table: _Table | None = None
+        self._compiled: dict[tuple[Any, ...], Compiled] = {}
+
+    def forget(self) -> None:
+        """Forget what was looked up for earlier commits."""
+        self._compiled.clear()
 
     def prepare(self) -> _Table:
         """Build the table of layers, unless the one that exists is still right. Out of graph."""
@@ -99,49 +105,54 @@ class Commits:
         target_words, target_step = words(targets) if targets is not None else (id_words, 1)
         node_words, node_step = words(track_steps) if track_steps is not None else (id_words, 1)
         blocks = -(-table.widest // tile.block)
-        self.launcher(
-            commit,
-            blocks * rows * -(-layers // tile.depth),
-            (
-                self.pool.layers[0],
-                windows.layers[0],
-                table.entries,
-                id_words,
-                id_step,
-                *self.source.translation(),
-                step_words,
-                step_step,
-                target_words,
-                target_step,
-                node_words,
-                node_step,
-                id_words if paths is None else paths,
-                id_words if resumes is None else resumes,
-                int(resumes is not None),
-                int(tracks),
-                drafts,
-                0 if paths is None else paths.shape[1],
-                self.pool.num_rows,
-                rows,
-                layers,
-                blocks,
-            ),
-            (
-                self.spec.kernel_size,
-                tile.block,
-                tile.depth,
-                self.spec.window_axis == "time",
-                table.vec,
-                looks_up,
-                *self.source.constants,
-                paths is not None,
-                dense,
-                has_unit_channels(windows, self.spec.window_axis == "time"),
-                self.launcher.pdl,
-            ),
-            warps=tile.warps,
-            aligned=table.vec > 1,
-        )
+        arguments = {
+            "state": self.pool.layers[0],
+            "kept": windows.layers[0],
+            "table_index": table.entries,
+            "rows_index": id_words,
+            "rows_step": id_step,
+            **self.source.translation(),
+            "steps_index": step_words,
+            "steps_step": step_step,
+            "targets_index": target_words,
+            "targets_step": target_step,
+            "track_steps_index": node_words,
+            "track_steps_step": node_step,
+            "paths_index": id_words if paths is None else paths,
+            "resumes_index": id_words if resumes is None else resumes,
+            "some_fresh": int(resumes is not None),
+            "tracks": int(tracks),
+            "drafts": drafts,
+            "path_rows": 0 if paths is None else paths.shape[1],
+            "pool_rows": self.pool.num_rows,
+            "rows": rows,
+            "layers": layers,
+            "blocks": blocks,
+        }
+        key = (tile, table.vec, looks_up, paths is None)
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            compiled = self._compiled[key] = self.launcher.look_up(
+                commit,
+                arguments,
+                {
+                    "K": self.spec.kernel_size,
+                    "BLOCK": tile.block,
+                    "DEPTH": tile.depth,
+                    "TIME": self.spec.window_axis == "time",
+                    "VEC": table.vec,
+                    "LOOKUP": looks_up,
+                    **self.source.constants,
+                    "TREE": paths is not None,
+                    "WINDOWS": dense,
+                    "UNIT": has_unit_channels(windows, self.spec.window_axis == "time"),
+                    "PDL": self.launcher.pdl,
+                },
+                warps=tile.warps,
+                aligned=table.vec > 1,
+            )
+        frozen = self.launcher.freeze(tuple(arguments.values()))
+        self.launcher.launch(compiled, (blocks * rows * -(-layers // tile.depth), 1, 1), frozen)
 
 
 def _build_table(spec: StateSpec, pool: ConvStatePool) -> _Table:

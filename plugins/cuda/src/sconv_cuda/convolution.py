@@ -17,7 +17,7 @@ from sconv.plugin import VerifyWindows
 from .decode import DECODE
 from .draft_extend import DRAFT_EXTEND
 from .extend import EXTEND
-from .launch import ALIGNMENT, Compiled, Launcher, Tile
+from .launch import ALIGNMENT, Compiled, Launcher, Tile, merged
 from .layer import VECTOR, Layer
 from .mode import Mode
 from .streams import UNITS
@@ -56,16 +56,16 @@ class _Shape:
 class _Step:
     """What all convolutions of one prepared step share."""
 
-    __slots__ = ("arguments", "bounds", "constants", "meta", "mode", "shapes", "tensors", "work")
+    __slots__ = ("arguments", "bounds", "constants", "meta", "mode", "named", "shapes", "work")
 
     def __init__(
         self, meta: ShortConvMetadata, pool: ConvStatePool, launcher: Launcher, time: bool
     ) -> None:
         self.meta = meta
         self.mode = MODES[meta.forward_mode]
-        self.tensors = self.mode.step(meta)
-        self.arguments = launcher.freeze(self.tensors)
-        self.constants = (*self.mode.constants(meta, pool.windows, time), launcher.pdl)
+        self.named = self.mode.step(meta)
+        self.arguments = launcher.freeze(tuple(self.named.values()))
+        self.constants = self.mode.constants(meta, pool.windows, time)
         self.bounds = self.mode.bounds(pool.windows, time)
         self.work = self.mode.work(meta)
         self.shapes: dict[tuple[int, int], _Shape] = {}
@@ -86,17 +86,17 @@ class _Kept:
         self._windows, self._launcher, self._time = windows, launcher, time
         tensor = windows.layers[layer_id].as_strided(*windows.geometry(layer_id))
         self._tensor = tensor
-        self._found: dict[int, tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
+        self._found: dict[int, tuple[dict[str, Any], tuple[Any, ...]]] = {}
         self.low = tensor.data_ptr()
         if tensor.dim() != 4:
             self.low |= tensor.stride(1) * (ALIGNMENT // VECTOR)
 
-    def arguments(self, mode: Mode, vec: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Return them as tensors and numbers, and frozen."""
+    def arguments(self, mode: Mode, vec: int) -> tuple[dict[str, Any], tuple[Any, ...]]:
+        """Return them as tensors and numbers by name, and these frozen."""
         found = self._found.get(vec)
         if found is None:
-            plain = mode.layer(self._windows, self._tensor, vec, self._time)
-            found = self._found[vec] = (plain, self._launcher.freeze(plain))
+            named = mode.layer(self._windows, self._tensor, vec, self._time)
+            found = self._found[vec] = (named, self._launcher.freeze(tuple(named.values())))
         return found
 
 
@@ -206,16 +206,36 @@ class Convolutions:
         if vec > 1:
             strides = tuple([stride // VECTOR for stride in strides])
         if compiled is None:
-            flags = mode.flags(meta, tile, self.settled)
-            compiled = shape.compiled[key] = self.launcher.compile(
+            # The groups come in the order in which every call strings their values together.
+            compiled = shape.compiled[key] = self.launcher.look_up(
                 mode.kernel,
-                (xs, strides, weights, read, ys, int(has_bias))
-                + layer.arguments(tile.block, vec)[0]
-                + (() if kept is None else kept.arguments(mode, vec)[0])
-                + step.tensors,
-                (
-                    self.spec.kernel_size, tile.block, tile.depth, self._time, vec, silu, residual,
-                    len(xs), *flags, *step.constants,
+                merged(
+                    {
+                        "xs": xs,
+                        "x_strides": strides,
+                        "weights": weights,
+                        "biases": read,
+                        "ys": ys,
+                        "has_bias": int(has_bias),
+                    },
+                    layer.arguments(tile.block, vec)[0],
+                    {} if kept is None else kept.arguments(mode, vec)[0],
+                    step.named,
+                ),
+                merged(
+                    {
+                        "K": self.spec.kernel_size,
+                        "BLOCK": tile.block,
+                        "DEPTH": tile.depth,
+                        "TIME": self._time,
+                        "VEC": vec,
+                        "SILU": silu,
+                        "RESIDUAL": residual,
+                        "STREAMS": len(xs),
+                        "PDL": self.launcher.pdl,
+                    },
+                    mode.flags(meta, tile, self.settled),
+                    step.constants,
                 ),
                 warps=tile.warps,
                 aligned=vec > 1,
@@ -256,7 +276,7 @@ class Convolutions:
         chosen = tile
         if chosen is None:
             chosen = tile_for(step.mode.tiles, step.work * layer.width, layer.widest)
-        kind = (step.mode, chosen, step.constants, step.meta.tracks)
+        kind = (step.mode, chosen, tuple(step.constants.values()), step.meta.tracks)
         compiled = self._compiled.setdefault(kind, {})
         shape = _Shape(chosen, step.mode.units(step.meta, chosen), compiled)
         if tile is None:

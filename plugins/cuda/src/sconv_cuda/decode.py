@@ -31,8 +31,7 @@ def decode(
     column_stride,
     channel_stride,
     slots_index,  # [B] int32
-    resumes_index,  # [B] bool, the row resumes its window; read if some_fresh
-    some_fresh,
+    resumes_index,  # [B] bool, the row resumes its window; read if FRESH
     tracks_index,  # [B] int64
     rows,
     K: tl.constexpr,
@@ -45,6 +44,7 @@ def decode(
     STREAMS: tl.constexpr,
     AHEAD: tl.constexpr,
     TRACKS: tl.constexpr,
+    FRESH: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """A program owns DEPTH rows and BLOCK channels of one stream.
@@ -61,15 +61,11 @@ def decode(
         state, start, channel, slot_stride, column_stride, channel_stride, TIME, VEC
     )
     slots = ()
-    resumes = ()
     if AHEAD:
         for i in tl.static_range(DEPTH):
             there = rows_before + i < rows
             slot = tl.load(slots_index + rows_before + i, mask=there, other=-1)
             slots = slots + (slot.to(tl.int64),)
-            told = there & (some_fresh != 0)
-            resume = tl.load(resumes_index + rows_before + i, mask=told, other=1)
-            resumes = resumes + (resume.to(tl.int1),)
     taps = load_taps(pick(weights, firsts, block, STREAMS), channel, inside, K, VEC > 1, SILU)
     offset = load_offset(pick(biases, firsts, block, STREAMS), has_bias, channel, inside, SILU)
     if AHEAD and PDL and TIME:
@@ -97,9 +93,6 @@ def decode(
         if not AHEAD:
             slot = tl.load(slots_index + row, mask=row < rows, other=-1)
             slots = slots + (slot.to(tl.int64),)
-            told = (row < rows) & (some_fresh != 0)
-            resume = tl.load(resumes_index + row, mask=told, other=1)
-            resumes = resumes + (resume.to(tl.int1),)
         if TRACKS:
             target = tl.load(tracks_index + row, mask=row < rows, other=-1)
             targets = targets + (target.to(tl.int64),)
@@ -115,12 +108,15 @@ def decode(
             ),
         )
         window = windows + slots[i] * slot_step
+        known = inside & (slots[i] >= 0)
+        if FRESH:
+            known = known & tl.load(resumes_index + row, mask=row < rows, other=0).to(tl.int1)
         old = ()
         for j in tl.static_range(K - 1):
             old = old + (
                 tl.load(
                     window + j * column_step,
-                    mask=inside & (slots[i] >= 0) & resumes[i],
+                    mask=known,
                     other=0,
                 ),
             )
@@ -129,7 +125,7 @@ def decode(
     y = out + channel
     for i in tl.static_range(DEPTH):
         row = rows_before + i
-        live = inside & (slots[i] > 0)
+        live = inside & (slots[i] >= 0)
         total = convolved(olds[i], inputs[i], taps, offset, 0, K, SILU, RESIDUAL)
         total = tl.where(slots[i] >= 0, total, 0.0)
         at = row.to(tl.int64) * dim
@@ -165,12 +161,15 @@ DECODE = Mode(
     tiles=DECODE_TILES,
     work=lambda meta: meta.batch_size,
     units=lambda meta, tile: -(-meta.batch_size // tile.depth),
-    step=lambda meta: (
-        meta.cache_indices,
-        meta.has_initial_state,
-        int(meta.may_start_afresh),
-        meta.track_cache_indices,
-        meta.batch_size,
-    ),
-    flags=lambda meta, tile, settled: (tile.ahead and settled, meta.tracks),
+    step=lambda meta: {
+        "slots_index": meta.cache_indices,
+        "resumes_index": meta.has_initial_state,
+        "tracks_index": meta.track_cache_indices,
+        "rows": meta.batch_size,
+    },
+    constants=lambda meta, windows, time: {"FRESH": meta.may_start_afresh},
+    flags=lambda meta, tile, settled: {
+        "AHEAD": tile.ahead and settled,
+        "TRACKS": meta.tracks,
+    },
 )

@@ -10,9 +10,10 @@ need is compiled in advance.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -22,12 +23,23 @@ from triton.compiler import ASTSource
 
 from sconv import SconvError
 
-__all__ = ["ALIGNMENT", "Compiled", "Kernel", "Launcher", "NotCompiledError", "Tile", "kernel"]
+__all__ = [
+    "ALIGNMENT",
+    "ArgumentNameError",
+    "Compiled",
+    "Kernel",
+    "Launcher",
+    "NotCompiledError",
+    "Tile",
+    "kernel",
+    "merged",
+]
 
 #: Bytes to which pointers and rows of an aligned launch are aligned: one vector access.
 ALIGNMENT: Final = 16
 
 _Arguments: TypeAlias = Sequence[Any]
+_Named: TypeAlias = Mapping[str, Any]
 
 _POINTERS: Final = {
     torch.bool: "*i1",
@@ -41,6 +53,10 @@ _POINTERS: Final = {
 
 class NotCompiledError(SconvError, RuntimeError):
     """A kernel would have to be compiled inside of a capture."""
+
+
+class ArgumentNameError(SconvError, TypeError):
+    """A launch names other arguments than its kernel has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +83,18 @@ class Kernel:
 
     Tensors whose parameter ends in ``_index`` are read one element at a time: their alignment,
     which an engine's slice decides, does not matter.
+
+    Callers give arguments and constants by name; the kernel alone knows their order.
     """
 
-    __slots__ = ("constants", "function", "name", "parameters")
+    __slots__ = (
+        "_take_arguments",
+        "_take_constants",
+        "constants",
+        "function",
+        "name",
+        "parameters",
+    )
 
     def __init__(self, function: Callable[..., None]) -> None:
         names = tuple(inspect.signature(function).parameters)
@@ -77,6 +102,41 @@ class Kernel:
         self.parameters = tuple(name for name in names if not name.isupper())
         self.constants = tuple(name for name in names if name.isupper())
         self.function = triton.jit(function)
+        self._take_arguments = itemgetter(*self.parameters)
+        self._take_constants = itemgetter(*self.constants)
+
+    def arguments_in_order(self, named: _Named) -> tuple[Any, ...]:
+        """Return arguments in the order of the parameters.
+
+        Raises:
+            ArgumentNameError: One is missing, or is not a parameter.
+        """
+        try:
+            if len(named) == len(self.parameters):
+                return self._take_arguments(named)  # type: ignore[no-any-return]
+        except KeyError:
+            pass
+        raise self._name_error("arguments", self.parameters, named)
+
+    def constants_in_order(self, named: _Named) -> tuple[Any, ...]:
+        """Return constants in the order of the upper-case parameters.
+
+        Raises:
+            ArgumentNameError: One is missing, or is not a parameter.
+        """
+        try:
+            if len(named) == len(self.constants):
+                return self._take_constants(named)  # type: ignore[no-any-return]
+        except KeyError:
+            pass
+        raise self._name_error("constants", self.constants, named)
+
+    def _name_error(self, what: str, expected: Sequence[str], named: _Named) -> ArgumentNameError:
+        missing = [name for name in expected if name not in named]
+        unknown = [name for name in named if name not in expected]
+        return ArgumentNameError(
+            f"kernel {self.name!r}: {what} missing: {missing}, not among its parameters: {unknown}"
+        )
 
     def source(self, arguments: _Arguments, constants: _Arguments, *, aligned: bool) -> ASTSource:
         """Describe a compilation, by the dtypes of arguments; their values do not matter."""
@@ -107,12 +167,28 @@ class Compiled:
         function: The driver's handle of the code.
         metadata: What Triton's launcher wants to know.
         constants: Of the compilation; they are arguments too.
+        order: Brings a caller's arguments into the kernel's order; None = they are in it.
     """
 
     run: Any
     function: Any
     metadata: Any
     constants: tuple[Any, ...]
+    order: Callable[[_Arguments], tuple[Any, ...]] | None = None
+
+
+def merged(*groups: _Named) -> dict[str, Any]:
+    """Return all arguments of a launch.
+
+    Raises:
+        ArgumentNameError: Two groups give the same one.
+    """
+    found: dict[str, Any] = {}
+    for group in groups:
+        if twice := found.keys() & group.keys():
+            raise ArgumentNameError(f"arguments are given twice: {sorted(twice)}")
+        found |= group
+    return found
 
 
 class Launcher:
@@ -161,6 +237,36 @@ class Launcher:
             ]
         )
 
+    def look_up(
+        self,
+        kernel: Kernel,
+        arguments: _Named,
+        constants: _Named,
+        *,
+        warps: int,
+        aligned: bool,
+        registers: int = 0,
+    ) -> Compiled:
+        """Return what launches a kernel with arguments in the order in which they are given here.
+
+        Raises:
+            ArgumentNameError: The names are not those of the kernel's parameters.
+            NotCompiledError: It is not ready, and the stream is being captured.
+        """
+        found = self.compile(
+            kernel,
+            kernel.arguments_in_order(arguments),
+            kernel.constants_in_order(constants),
+            warps=warps,
+            aligned=aligned,
+            registers=registers,
+        )
+        places = {name: place for place, name in enumerate(arguments)}
+        order = kernel.arguments_in_order(places)
+        if order == tuple(range(len(order))):
+            return found
+        return replace(found, order=itemgetter(*order))
+
     def compile(
         self,
         kernel: Kernel,
@@ -172,6 +278,8 @@ class Launcher:
         registers: int = 0,
     ) -> Compiled:
         """Return a kernel compiled for arguments of these dtypes, and loaded on the device.
+
+        Both are in the kernel's order.
 
         Raises:
             NotCompiledError: It is not ready, and the stream is being captured.
@@ -234,32 +342,20 @@ class Launcher:
         """Launch a grid of programs with frozen arguments."""
         if not self._fires:
             return
+        if compiled.order is not None:
+            arguments = compiled.order(arguments)
         if self.interpreted:
             compiled.run[grid](*arguments, *compiled.constants)
             return
         # A launch goes to the current device: the tensors' device has to be that one.
         if torch.cuda.current_device() != self._index:
             with torch.cuda.device(self._index):
-                self.launch(compiled, grid, arguments)
+                self.launch(replace(compiled, order=None), grid, arguments)
             return
         compiled.run(
             *grid, self._stream(self._index), compiled.function, compiled.metadata,
             None, None, None, *arguments, *compiled.constants,
         )  # fmt: skip
-
-    def __call__(
-        self,
-        kernel: Kernel,
-        grid: int,
-        arguments: _Arguments,
-        constants: tuple[Any, ...],
-        *,
-        warps: int,
-        aligned: bool,
-    ) -> None:
-        """Compile if needed, and launch."""
-        compiled = self.compile(kernel, arguments, constants, warps=warps, aligned=aligned)
-        self.launch(compiled, (grid, 1, 1), self.freeze(arguments))
 
     def _refuse_in_capture(self, kernel: Kernel) -> None:
         if torch.cuda.is_current_stream_capturing():

@@ -60,23 +60,26 @@ class Layer:
         self._frozen: dict[tuple[int, int], tuple[tuple[Any, ...], int]] = {}
 
     def frozen(self, launcher: Launcher, block: int, vec: int) -> tuple[tuple[Any, ...], int]:
-        """Return :meth:`arguments` as a launch takes them; looked up after the first time."""
+        """Return the values of :meth:`arguments`, frozen; looked up after the first time."""
         found = self._frozen.get((block, vec))
         if found is None:
             arguments, blocks = self.arguments(block, vec)
-            found = self._frozen[block, vec] = (launcher.freeze(arguments), blocks)
+            found = self._frozen[block, vec] = (launcher.freeze(tuple(arguments.values())), blocks)
         return found
 
-    def arguments(self, block: int, vec: int) -> tuple[tuple[Any, ...], int]:
-        """Return ``dims`` to ``channel_stride`` of a kernel, and the channel blocks."""
+    def arguments(self, block: int, vec: int) -> tuple[dict[str, Any], int]:
+        """Return what a kernel is told about the layer, by name, and the channel blocks."""
         firsts, blocks = [], 0
         for dim in self._dims:
             firsts.append(blocks)
             blocks += -(-dim // block)
-        return (
-            tuple(dim // vec for dim in self._dims),
-            tuple(start // vec for start in self._starts),
-            tuple(firsts),
-            self.state,
-            *self._strides[vec],
-        ), blocks
+        slot, column, channel = self._strides[vec]
+        return {
+            "dims": tuple(dim // vec for dim in self._dims),
+            "starts": tuple(start // vec for start in self._starts),
+            "firsts": tuple(firsts),
+            "state": self.state,
+            "slot_stride": slot,
+            "column_stride": column,
+            "channel_stride": channel,
+        }, blocks

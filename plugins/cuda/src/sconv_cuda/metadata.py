@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import triton
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from sconv import ConvStatePool, ForwardBatch, ForwardMode, ShortConvMetadata, StateSpec
 from sconv.plugin import InputWindows, MetadataBuffers
 
-from .launch import ALIGNMENT, Launcher
+from .launch import ALIGNMENT, Compiled, Launcher
 from .ragged_metadata import ragged_metadata
 from .slots import SlotSource, words
 from .tiles import RAGGED_TILES, TREE_ROWS, UNIFORM_ROWS, RaggedTile
@@ -34,6 +34,11 @@ class Metadata:
         self.pool = pool
         self.launcher = launcher
         self.source = SlotSource(pool)
+        self._compiled: dict[tuple[Any, ...], Compiled] = {}
+
+    def forget(self) -> None:
+        """Forget what was looked up for earlier steps."""
+        self._compiled.clear()
 
     def fill(self, meta: ShortConvMetadata, batch: ForwardBatch, buffers: MetadataBuffers) -> None:
         """Fill the metadata of a step, in one launch. In graph."""
@@ -63,51 +68,58 @@ class Metadata:
             resumes = windows.resumes
         padded = 0 if tree is None else triton.next_power_of_2(drafts)
         block = UNIFORM_ROWS if tree is None else TREE_ROWS
-        self.launcher(
-            uniform_metadata,
-            -(-(rows + 1) // block),
-            (
-                ids,
-                ids_step,
-                *translation,
-                before,
-                before_step,
-                accepts,
-                accepts_step,
-                meta.writes if batch.mamba_track_mask is None else batch.mamba_track_mask,
-                targets,
-                targets_step,
-                tree_words,
-                tree_step,
-                siblings,
-                siblings_step,
-                *_outputs(meta),
-                unused if meta.num_accept_tokens is None else meta.num_accept_tokens,
-                meta.cu if meta.tree_taps is None else meta.tree_taps,
-                unused if paths is None else paths,
-                unused if resumes is None else resumes,
-                0 if paths is None else paths.shape[1],
-                int(resumes is not None),
-                int(batch.seq_lens is not None),
-                int(batch.mamba_track_mask is not None),
-                int(meta.tracks),
-                self.spec.track_grid or 0,
-                drafts,
-                rows,
-            ),
-            (
-                self.spec.kernel_size,
-                block,
-                _MODES[meta.forward_mode].value,
-                looks_up,
-                *self.source.constants,
-                padded,
-                links,
-                self.launcher.pdl,
-            ),
-            warps=4,
-            aligned=True,
-        )
+        arguments = {
+            "rows_index": ids,
+            "rows_step": ids_step,
+            **translation,
+            "before_index": before,
+            "before_step": before_step,
+            "accepts_index": accepts,
+            "accepts_step": accepts_step,
+            "mask_index": meta.writes if batch.mamba_track_mask is None else batch.mamba_track_mask,
+            "targets_index": targets,
+            "targets_step": targets_step,
+            "tree_index": tree_words,
+            "tree_step": tree_step,
+            "siblings_index": siblings,
+            "siblings_step": siblings_step,
+            **_outputs(meta),
+            "accepts_out_index": unused
+            if meta.num_accept_tokens is None
+            else meta.num_accept_tokens,
+            "taps_out_index": meta.cu if meta.tree_taps is None else meta.tree_taps,
+            "paths_out_index": unused if paths is None else paths,
+            "verify_resumes_out_index": unused if resumes is None else resumes,
+            "path_rows": 0 if paths is None else paths.shape[1],
+            "stores_resumes": int(resumes is not None),
+            "has_lengths": int(batch.seq_lens is not None),
+            "has_mask": int(batch.mamba_track_mask is not None),
+            "tracks": int(meta.tracks),
+            "grid": self.spec.track_grid or 0,
+            "drafts": drafts,
+            "rows": rows,
+        }
+        key = (meta.forward_mode, looks_up, padded, links, resumes is None)
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            compiled = self._compiled[key] = self.launcher.look_up(
+                uniform_metadata,
+                arguments,
+                {
+                    "K": self.spec.kernel_size,
+                    "ROWS": block,
+                    "MODE": _MODES[meta.forward_mode].value,
+                    "LOOKUP": looks_up,
+                    **self.source.constants,
+                    "PADDED_DRAFTS": padded,
+                    "LINKS": links,
+                    "PDL": self.launcher.pdl,
+                },
+                warps=4,
+                aligned=True,
+            )
+        frozen = self.launcher.freeze(tuple(arguments.values()))
+        self.launcher.launch(compiled, (-(-(rows + 1) // block), 1, 1), frozen)
 
     def fill_ragged(
         self,
@@ -127,59 +139,65 @@ class Metadata:
         if tile is None:
             tile = next(tile for most, tile in RAGGED_TILES if rows <= most)
         groups = max(-(-rows // tile.rows), 1)
-        self.launcher(
-            ragged_metadata,
-            groups * tile.shares,
-            (
-                ids,
-                ids_step,
-                *translation,
-                lengths,
-                lengths_step,
-                prefixes,
-                prefixes_step,
-                meta.writes if batch.mamba_track_mask is None else batch.mamba_track_mask,
-                targets,
-                targets_step,
-                until,
-                until_step,
-                *_outputs(meta),
-                int(batch.mamba_track_mask is not None),
-                int(batch.mamba_track_seqlens is not None),
-                int(meta.tracks),
-                tile.shares,
-                rows,
-                meta.num_tokens,
-            ),
-            (
-                self.spec.kernel_size,
-                tile.rows,
-                tile.scan,
-                tile.chunk,
-                8 * tile.chunk,
-                looks_up,
-                *self.source.constants,
-                self.launcher.pdl,
-            ),
-            warps=tile.warps,
-            aligned=lengths.data_ptr() % ALIGNMENT == 0,
-        )
+        aligned = lengths.data_ptr() % ALIGNMENT == 0
+        arguments = {
+            "rows_index": ids,
+            "rows_step": ids_step,
+            **translation,
+            "lengths": lengths,
+            "lengths_step": lengths_step,
+            "prefixes_index": prefixes,
+            "prefixes_step": prefixes_step,
+            "mask_index": meta.writes if batch.mamba_track_mask is None else batch.mamba_track_mask,
+            "targets_index": targets,
+            "targets_step": targets_step,
+            "until_index": until,
+            "until_step": until_step,
+            **_outputs(meta),
+            "has_mask": int(batch.mamba_track_mask is not None),
+            "has_until": int(batch.mamba_track_seqlens is not None),
+            "tracks": int(meta.tracks),
+            "shares": tile.shares,
+            "rows": rows,
+            "tokens": meta.num_tokens,
+        }
+        key = (tile, looks_up, aligned)
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            compiled = self._compiled[key] = self.launcher.look_up(
+                ragged_metadata,
+                arguments,
+                {
+                    "K": self.spec.kernel_size,
+                    "ROWS": tile.rows,
+                    "SCAN": tile.scan,
+                    "CHUNK": tile.chunk,
+                    "PIECE": 8 * tile.chunk,
+                    "LOOKUP": looks_up,
+                    **self.source.constants,
+                    "PDL": self.launcher.pdl,
+                },
+                warps=tile.warps,
+                aligned=aligned,
+            )
+        frozen = self.launcher.freeze(tuple(arguments.values()))
+        self.launcher.launch(compiled, (groups * tile.shares, 1, 1), frozen)
 
 
 def _words(values: Tensor | None, unused: Tensor) -> tuple[Tensor, int]:
     return (unused, 1) if values is None else words(values)
 
 
-def _outputs(meta: ShortConvMetadata) -> tuple[Tensor, ...]:
-    return (
-        meta.cache_indices,
-        meta.query_start_loc,
-        meta.has_initial_state,
-        meta.cache_mask,
-        meta.safe_idx,
-        meta.cu,
-        meta.si,
-        meta.track_conv_indices,
-        meta.track_cache_indices,
-        meta.writes,
-    )
+def _outputs(meta: ShortConvMetadata) -> dict[str, Tensor]:
+    return {
+        "slots_out_index": meta.cache_indices,
+        "bounds_out_index": meta.query_start_loc,
+        "resumes_out_index": meta.has_initial_state,
+        "cache_mask_out_index": meta.cache_mask,
+        "safe_out_index": meta.safe_idx,
+        "cu_out_index": meta.cu,
+        "token_rows_out_index": meta.si,
+        "sources_out_index": meta.track_conv_indices,
+        "targets_out_index": meta.track_cache_indices,
+        "writes_out_index": meta.writes,
+    }

@@ -21,8 +21,8 @@ def _always(*_: object) -> bool:
     return True
 
 
-def _nothing(*_: object) -> tuple[Any, ...]:
-    return ()
+def _nothing(*_: object) -> dict[str, Any]:
+    return {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,8 +30,8 @@ class Mode:
     """One convolution kernel.
 
     Attributes:
-        kernel: Its parameters are those that all have, then ``layer``'s, then ``step``'s; its
-            constants those that all have, then ``flags``', then ``constants``'.
+        kernel: Takes by name what all kernels take (:mod:`.convolution`), and what the four below
+            give.
         tiles: Its shapes.
         work: Rows or tokens of a step, each of which costs the layer's channels.
         units: Programs of a step, each of which covers one channel block.
@@ -48,9 +48,9 @@ class Mode:
     tiles: Table
     work: Callable[[ShortConvMetadata], int]
     units: Callable[[ShortConvMetadata, Tile], int]
-    step: Callable[[ShortConvMetadata], tuple[Any, ...]]
-    layer: Callable[[VerifyWindows, Tensor, int, bool], tuple[Any, ...]] = _nothing
-    constants: Callable[[ShortConvMetadata, VerifyWindows, bool], tuple[Any, ...]] = _nothing
-    flags: Callable[[ShortConvMetadata, Tile, bool], tuple[bool, ...]] = _nothing
+    step: Callable[[ShortConvMetadata], dict[str, Any]]
+    layer: Callable[[VerifyWindows, Tensor, int, bool], dict[str, Any]] = _nothing
+    constants: Callable[[ShortConvMetadata, VerifyWindows, bool], dict[str, Any]] = _nothing
+    flags: Callable[[ShortConvMetadata, Tile, bool], dict[str, Any]] = _nothing
     keeps: bool = False
     bounds: Callable[[VerifyWindows, bool], bool] = _always

@@ -6,7 +6,7 @@ them apart (:func:`words`), so that one compilation serves both; slots and lengt
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any
 
 import torch
 import triton
@@ -16,10 +16,7 @@ from torch import Tensor
 from sconv import ConvStatePool, ForwardBatch
 from sconv.plugin import MetadataBuffers
 
-__all__ = ["SlotSource", "Translation", "lookup", "translate", "words"]
-
-#: ``map_index, map_size, physical_index, physical_step, physical_size`` of a kernel.
-Translation: TypeAlias = tuple[Tensor, int, Tensor, int, int]
+__all__ = ["SlotSource", "lookup", "translate", "words"]
 
 
 def words(values: Tensor) -> tuple[Tensor, int]:
@@ -52,7 +49,7 @@ def translate(
 
 
 class SlotSource:
-    """How a pool's rows are found, as arguments of a kernel.
+    """How a pool's rows are found, as arguments of a kernel, by name.
 
     Attributes:
         constants: ``NULL_ZERO, TRANSLATE``; False where the host translates, out of graph.
@@ -62,20 +59,30 @@ class SlotSource:
         self._pool = pool
         by_table = isinstance(pool.virtual_to_physical, Tensor)
         on_host = pool.translates_on_host
-        self.constants = (0 in pool.null_slots and not on_host, by_table)
+        self.constants = {
+            "NULL_ZERO": 0 in pool.null_slots and not on_host,
+            "TRANSLATE": by_table,
+        }
 
-    def translation(self) -> Translation:
+    def translation(self) -> dict[str, Any]:
         """Return the tables that :func:`lookup` and :func:`translate` read."""
         table = self._pool.virtual_to_physical
         slots = self._pool.req_to_slot
+        values, step, size = slots, 1, 0
         if isinstance(table, Tensor):
             values, step = words(table)
-            return slots, slots.shape[0], values, step, table.shape[0]
-        return slots, slots.shape[0], slots, 1, 0
+            size = table.shape[0]
+        return {
+            "map_index": slots,
+            "map_size": slots.shape[0],
+            "physical_index": values,
+            "physical_step": step,
+            "physical_size": size,
+        }
 
     def rows(
         self, batch: ForwardBatch, buffers: MetadataBuffers, unused: Tensor
-    ) -> tuple[Tensor, int, Translation, bool]:
+    ) -> tuple[Tensor, int, dict[str, Any], bool]:
         """Return a batch's ids as words, the tables, and whether the ids are request rows."""
         tables = self.translation()
         if self._pool.translates_on_host:

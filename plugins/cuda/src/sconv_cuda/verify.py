@@ -145,7 +145,9 @@ def verify(
                 for j in tl.static_range(K - 1):
                     where = taps_index + (token + t) * K + j
                     place = tl.load(where, mask=t < drafts, other=0).to(tl.int32)
-                    tap = element(x, x_step, window, column_step, place, live, resumes, K, tl.float32)
+                    tap = element(
+                        x, x_step, window, column_step, place, live, resumes, K, tl.float32
+                    )
                     columns = columns + (tap,)
             total = convolved(columns, inputs[i], taps, offset, 0, K, SILU, RESIDUAL)
             total = tl.where(slot >= 0, total, 0.0)
@@ -177,19 +179,33 @@ def verify(
                 history = shifted + (current,)
 
 
-def _windows(windows: VerifyWindows, kept: Tensor, vec: int, time: bool) -> tuple[Any, ...]:
+def _windows(windows: VerifyWindows, kept: Tensor, vec: int, time: bool) -> dict[str, Any]:
     if isinstance(windows, InputWindows):
-        return kept, kept.stride(0) // vec, kept.stride(1) // vec, 0, 1
-    row, token, column, channel = kept.stride()
+        row, token, column, channel = *kept.stride()[:2], 0, 1
+    elif time:
+        row, token, column, channel = kept.stride()
+    else:
+        row, token, channel, column = kept.stride()
     if has_unit_channels(windows, time):
-        return kept, row // vec, token // vec, column // vec, 1
-    return kept, row, token, *((column, channel) if time else (channel, column))
+        row, token, column, channel = row // vec, token // vec, column // vec, 1
+    return {
+        "kept": kept,
+        "kept_row_stride": row,
+        "kept_token_stride": token,
+        "kept_column_stride": column,
+        "kept_channel_stride": channel,
+    }
 
 
-def _constants(meta: ShortConvMetadata, windows: VerifyWindows, time: bool) -> tuple[Any, ...]:
+def _constants(meta: ShortConvMetadata, windows: VerifyWindows, time: bool) -> dict[str, Any]:
     whole = not isinstance(windows, InputWindows)
     overlap = isinstance(windows, DedupWindows)
-    return meta.tree_taps is not None, whole, overlap, has_unit_channels(windows, time)
+    return {
+        "TREE": meta.tree_taps is not None,
+        "WINDOWS": whole,
+        "OVERLAP": overlap,
+        "UNIT": has_unit_channels(windows, time),
+    }
 
 
 def has_unit_channels(windows: VerifyWindows, time: bool) -> bool:
@@ -202,17 +218,17 @@ VERIFY = Mode(
     tiles=VERIFY_TILES,
     work=lambda meta: meta.num_tokens,
     units=lambda meta, tile: meta.batch_size,
-    step=lambda meta: (
-        meta.cache_indices,
-        meta.has_initial_state,
-        int(meta.may_start_afresh),
-        meta.cu if meta.tree_taps is None else meta.tree_taps,
-        meta.tokens_per_row,
-        meta.batch_size,
-    ),
+    step=lambda meta: {
+        "slots_index": meta.cache_indices,
+        "resumes_index": meta.has_initial_state,
+        "some_fresh": int(meta.may_start_afresh),
+        "taps_index": meta.cu if meta.tree_taps is None else meta.tree_taps,
+        "drafts": meta.tokens_per_row,
+        "rows": meta.batch_size,
+    },
     layer=_windows,
     constants=_constants,
-    flags=lambda meta, tile, settled: (tile.ahead and settled,),
+    flags=lambda meta, tile, settled: {"AHEAD": tile.ahead and settled},
     keeps=True,
     # Strides of their own take registers.
     bounds=lambda windows, time: time and has_unit_channels(windows, time),

@@ -64,6 +64,8 @@ class _Walk:
     def all(self) -> None:
         drafts = max(self.spec.max_draft_tokens, 1)
         self.convolutions.forget()
+        self.metadata.forget()
+        self.commits.forget()
         for batch in self._batches(drafts):
             tokens = batch.num_tokens or 0
             buffers = MetadataBuffers(self.spec, 1, max(tokens, 1), self.pool.device)
@@ -89,6 +91,7 @@ class _Walk:
         one = torch.ones(1, dtype=torch.int64, device=self.pool.device)
         for names in ({"req_pool_indices": one}, {"slots": one}):
             yield ForwardBatch.decode(**names)
+            yield ForwardBatch.decode(**names, seq_lens=one)
             yield ForwardBatch.extend(
                 **names, extend_seq_lens=one, extend_prefix_lens=one, num_tokens=1
             )
