@@ -47,7 +47,8 @@ def test_inputs_are_a_third_of_the_dense_bytes() -> None:
     assert inputs.paths is not None
     assert tuple(inputs.paths.shape) == (4, 3, 3)
     paths = inputs.paths.numel() * inputs.paths.element_size()
-    assert 3 * (inputs.nbytes - paths) == dense.nbytes
+    flags = inputs.rows
+    assert 3 * (inputs.nbytes - paths - flags) == dense.nbytes
     part = inputs.stream(0, "v")
     part[1, 2, 0] = 5
     assert inputs.layers[0][1, 2, 3].item() == 5
