@@ -37,7 +37,8 @@ def methods(count: int) -> str:
 
 def chain(count: int) -> str:
     bases = ["TorchBackend", *(f"C{i}" for i in range(count))]
-    return HEAD + "".join(f"class C{i}({bases[i]}):\n    m{i} = {i}\n\n\n" for i in range(count))
+    made = (f"class C{i}({bases[i]}, Mixin):\n    m{i} = {i}\n\n\n" for i in range(count))
+    return f"{HEAD}class Mixin:\n    pass\n\n\n{''.join(made)}"
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -71,7 +72,7 @@ def test_cli_3_a_chain_of_more_classes_than_python_has_frames_is_followed(tmp_pa
     (tmp_path / "npu.py").write_text(chain(1500))
     report = check(locate(str(tmp_path)))
     assert report.clean
-    assert report.subjects == ["class npu.C1499"]
+    assert "class npu.C1499" in report.subjects
 
 
 def test_cli_3_a_file_beyond_the_limit_is_one_finding(tmp_path):
