@@ -269,6 +269,66 @@ def test_slots_of_an_engine_are_unknown_until_a_step_tells(checked: None) -> Non
     assert decode(backend, 4, 2, 5) == [5430]
 
 
+@pytest.mark.parametrize("function", [False, True], ids=["table", "function"])
+def test_virtual_ids_are_followed_to_their_rows(function: bool, checked: None) -> None:
+    table = ints(0, 5, 3, -1)
+    spec = digit_spec()
+    pool = sconv.ConvStatePool.adopt(
+        spec,
+        torch.zeros(1, 10, 3, 1),
+        virtual_to_physical=(lambda known: table[known]) if function else table,
+    )
+    backend = load_backend("cpu", spec=spec, pool=pool)
+    prefill(backend, 1, [1, 2, 3])
+    table.copy_(ints(0, -1, 5, 3))  # The allocator moves a request to another id, not its state.
+    with pytest.raises(BatchError, match="the state of slot 5 has 3 tokens"):
+        decode(backend, 2, 2, 4)
+    assert decode(backend, 2, 3, 4) == [4321]
+    pool.clear(5)
+    assert decode(backend, 2, 0, 4) == [4000]
+
+
+def test_a_hybrid_passes_through_what_is_found(checked: None) -> None:
+    class Attention:
+        forward_metadata = None
+
+        def init_graph_state(self, max_bs: int, max_num_tokens: int) -> None: ...
+        def init_forward_metadata(self, forward_batch: object) -> None: ...
+        def init_forward_metadata_out_graph(
+            self, forward_batch: object, in_capture: bool = False
+        ) -> None: ...
+        def init_forward_metadata_in_graph(self, forward_batch: object) -> None: ...
+
+    backend = loaded()
+    both = sconv.HybridBackend(Attention(), backend)
+    slot = int(backend.pool.alloc(1))
+    prefill(backend, slot, [1, 2, 3])
+    with pytest.raises(BatchError, match="seq_lens holds 2 for row 0"):
+        both.init_forward_metadata(ForwardBatch.decode(None, ints(2), slots=ints(slot)))
+    batch = ForwardBatch.decode(None, ints(3), slots=ints(slot))
+    both.init_forward_metadata(batch)
+    x, weight = torch.ones(1, 1), torch.ones(1, 4)
+    both.short_conv(x, weight, layer_id=0, stream="a", forward_batch=batch)
+    with pytest.raises(MetadataError, match="was convolved in this step already"):
+        both.short_conv(x, weight, layer_id=0, stream="a", forward_batch=batch)
+
+
+@pytest.mark.parametrize("kind", ["decode", "verify"])
+def test_a_length_of_0_starts_a_slot_afresh_whatever_it_held(kind: str, checked: None) -> None:
+    backend = loaded()
+    slot = int(backend.pool.alloc(1))
+    prefill(backend, slot, [7, 8, 9])
+    if kind == "decode":
+        assert decode(backend, slot, 0, 4) == [4000]
+        assert decode(backend, slot, 1, 5) == [5400]
+        return
+    batch = ForwardBatch.target_verify(None, ints(0), 2, slots=ints(slot))
+    backend.init_forward_metadata(batch)
+    assert run_layers(backend, batch, [4, 5]) == [4000, 5400]
+    commit(backend, ints(slot), ints(1))
+    assert decode(backend, slot, 2, 6) == [6540]
+
+
 def test_an_announced_replay_counts_and_a_capture_is_unknown(checked: None) -> None:
     backend = loaded()
     backend.init_graph_state(1, 4)

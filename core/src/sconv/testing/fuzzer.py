@@ -290,18 +290,20 @@ class Fuzzer:
         self.count("admitted")
 
     def begin(self) -> None:
-        """A request starts by decoding."""
+        """A request starts by decoding: from a cleared slot, or by a length of 0."""
         if self.unused_rows and self.make_room():
             slot = int(self.pool.alloc(1))
-            self.pool.clear(slot)
-            request = Request(self.unused_rows.pop(), slot, [])
+            clears = self.rng.random() < 0.5
+            if clears:
+                self.pool.clear(slot)
+            request = Request(self.unused_rows.pop(), slot, [], written=clears)
             self.pool.assign(request.row, slot)
             self.running.append(request)
             self.count("begun")
 
     def branch(self) -> None:
         """A running request gets a second continuation."""
-        ready = self.ready()
+        ready = [request for request in self.ready() if request.written]
         if ready and self.unused_rows and self.make_room():
             source = self.rng.choice(ready)
             slot = int(self.pool.fork(source.slot))
@@ -392,9 +394,10 @@ class Fuzzer:
         prefixes = [tokens if len(tokens) % grid == 0 else None for tokens in after]
         targets = self.targets(prefixes)
         by_rows, by_slots = self.named(rows, padding, static=static)
+        resumes = not static and all(request.written for request in rows)
         batch = ForwardBatch.decode(
             by_rows,
-            before if static or self.rng.random() < 0.8 else None,
+            None if resumes and self.rng.random() < 0.2 else before,
             slots=by_slots,
             mamba_track_mask=decode_track_mask(before + 1, grid),
             mamba_track_indices=self.ints(targets + [-1] * padding),
@@ -402,6 +405,7 @@ class Fuzzer:
         self.forward(batch, [*after, *[None] * padding], static="decode" if static else "")
         for request, token in zip(rows, new, strict=True):
             request.tokens.append(token)
+            request.written = True
         self.file("decode", targets, prefixes)
 
     def draft_extend(self) -> None:
@@ -432,6 +436,7 @@ class Fuzzer:
         self.forward(batch, paths)
         for request, draft, kept in zip(rows, drafts, accepts, strict=True):
             request.tokens += draft[: max(kept, 0)]
+            request.written |= kept >= 0
         self.file("draft-extend", targets, prefixes)
 
     def speculate(self) -> None:
@@ -523,6 +528,7 @@ class Fuzzer:
         for request, tokens in zip(rows, kept, strict=True):
             if request in self.running:
                 request.tokens += tokens
+                request.written |= bool(tokens)
         self.file("commit", targets, prefixes)
 
     @property
