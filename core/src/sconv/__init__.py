@@ -132,6 +132,7 @@ if TYPE_CHECKING:
         hookimpl as hookimpl,
     )
     from .state.exported import ExportedState as ExportedState
+    from .state.gated_delta import GatedDelta as GatedDelta
     from .state.pool import ConvStatePool as ConvStatePool
     from .state.spec import (
         StateSpec as StateSpec,
@@ -199,6 +200,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "hookspecs": ("CONTRACT_VERSION", "hookimpl"),
     "state.exported": ("ExportedState",),
+    "state.gated_delta": ("GatedDelta",),
     "state.pool": ("ConvStatePool",),
     "state.spec": ("StateSpec", "Stream", "WindowLayout"),
     "step.batch": ("ForwardBatch", "ForwardMode"),

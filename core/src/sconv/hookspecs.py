@@ -39,7 +39,7 @@ PROJECT_NAME: Final = "sconv"
 
 #: (major, minor) of this file. A changed or removed parameter raises major; a new optional hook
 #: raises minor.
-CONTRACT_VERSION: Final = (1, 0)
+CONTRACT_VERSION: Final = (1, 1)
 
 hookspec: Final = pluggy.HookspecMarker(PROJECT_NAME)
 hookimpl: Final = pluggy.HookimplMarker(PROJECT_NAME)
@@ -51,7 +51,7 @@ MUST_USE: Final[dict[str, tuple[str, ...]]] = {
 }
 
 #: Hooks that a backend may leave out; :class:`sconv.Backend` has the default.
-OPTIONAL_HOOKS: Final = frozenset({"short_conv_group", "warmup"})
+OPTIONAL_HOOKS: Final = frozenset({"gated_delta", "short_conv_group", "warmup"})
 
 
 class DiscoverySpec:
@@ -168,6 +168,55 @@ class StepSpec:
         """
 
     @hookspec(firstresult=True)
+    def gated_delta(  # type: ignore[empty-body]
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gate: Tensor,
+        beta: Tensor,
+        A_log: Tensor,
+        dt_bias: Tensor | None,
+        layer_id: int,
+        forward_batch: ForwardBatch,
+        scale: float,
+        lower_bound: float | None,
+        normalize_qk: bool,
+    ) -> Tensor:
+        """Apply the gated delta rule of one layer and advance its state, as the mode asks.
+
+        In graph. Optional: a spec with ``recurrent`` needs it. For each token and value head, in
+        float32, with the state ``S`` ``[dv, dk]``::
+
+            g = -exp(A_log) * softplus(gate + dt_bias)
+            g = lower_bound * sigmoid(exp(A_log) * (gate + dt_bias))     if lower_bound is given
+            S = S * exp(g)
+            S = S + sigmoid(beta) * (v - S k) k^T
+            out = S (scale * q)
+
+        where q and k are divided by ``sqrt(sum of squares + 1e-6)`` first if ``normalize_qk``. A
+        verify step leaves the state alone and writes records (``sconv.state.recurrent``).
+
+        Args:
+            q: ``[T, H, dk]`` packed, unit channel stride; tokens and heads may be strided.
+            k: Like q.
+            v: ``[T, HV, dv]``, in the dtype of q and k.
+            gate: ``[T, HV]`` or, with channel gates, ``[T, HV, dk]``: raw, of any strides.
+            beta: ``[T, HV]`` raw, of any strides.
+            A_log: ``[HV]``.
+            dt_bias: ``[HV]`` or, with channel gates, ``[HV, dk]``; or None.
+            layer_id: Which layer's state.
+            forward_batch: The batch that the step was prepared with.
+            scale: What queries are multiplied by.
+            lower_bound: Of the log-decay of a safe gate, negative; channel gates only. Or None.
+            normalize_qk: Whether queries and keys are normalised.
+
+        Returns:
+            ``[T, HV, dv]`` in v's dtype, rounded once; zero for rows without a slot. Never aliases
+            an argument.
+        """
+
+    @hookspec(firstresult=True)
     def warmup(self) -> None:
         """Compile whatever the spec needs, before serving. Out of graph. Optional."""
 
@@ -181,7 +230,7 @@ class StepSpec:
     ) -> None:
         """Keep what a verify step accepted, for all layers and streams. In or out of graph.
 
-        Row i is row i of the last verify step. Its slot is looked up from ``req_pool_indices`` now:
+        Windows and recurrent states move together. Row i is row i of the last verify step. Its slot is looked up from ``req_pool_indices`` now:
         what the last forward left behind may belong to other requests. Rows without a slot, and
         rows whose index is outside the step, change nothing.
 

@@ -52,6 +52,15 @@ if TYPE_CHECKING:
     from .messages import (
         one_line_error as one_line_error,
     )
+    from .state.recurrent import (
+        DeltaRecords as DeltaRecords,
+    )
+    from .state.recurrent import (
+        RecurrentState as RecurrentState,
+    )
+    from .state.recurrent import (
+        fold as fold,
+    )
     from .state.windows import (
         DedupWindows as DedupWindows,
     )
@@ -107,6 +116,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "engine.graphs": ("CapturedStep", "capture", "has_graphs"),
     "hookspecs": ("CONTRACT_VERSION", "hookimpl"),
     "messages": ("kind_of", "one_line_error"),
+    "state.recurrent": ("DeltaRecords", "RecurrentState", "fold"),
     "state.windows": (
         "DedupWindows",
         "InputWindows",

@@ -50,6 +50,8 @@ class Capabilities:
         trees: Verify takes token trees; a chain always works.
         rollback: Verify leaves the window unchanged until the commit. Without it
             ``max_draft_tokens > 1`` is refused.
+        gated_delta: The hook ``gated_delta`` is there, and the commit moves recurrent states. Without
+            it a spec with ``recurrent`` is refused.
     """
 
     window_axes: tuple[str, ...] = ("time", "channel")
@@ -59,6 +61,7 @@ class Capabilities:
     graph_capture: bool = False
     trees: bool = False
     rollback: bool = False
+    gated_delta: bool = False
 
 
 @dataclass(frozen=True, slots=True)

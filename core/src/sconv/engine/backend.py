@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from ..discovery.info import BackendInfo
-from ..errors import BatchError
+from ..errors import BatchError, SpecError
 from ..messages import kind_of
 from ..state.pool import ConvStatePool
 from ..state.spec import StateSpec
 from ..state.tensor_memory import memory_fault
 from ..step.batch import ForwardBatch
 from ..step.conv_checks import check_conv
+from ..step.delta_checks import check_delta
 from ..step.metadata import ShortConvMetadata
 from .process import plain_arithmetic, touches_arithmetic
 
@@ -37,6 +38,7 @@ class Backend:
         "_conv_state_metadata",
         "_device_type",
         "_direct",
+        "_gated_delta",
         "_impl",
         "_in_graph",
         "_init_graph_state",
@@ -79,6 +81,7 @@ class Backend:
         self._conv_state_metadata = hooks["conv_state_metadata"]
         self._short_conv = hooks["short_conv"]
         self._short_conv_group = hooks.get("short_conv_group")
+        self._gated_delta = hooks.get("gated_delta")
         self._warmup = hooks.get("warmup")
         self._commit = hooks["update_mamba_state_after_mtp_verify"]
 
@@ -306,6 +309,105 @@ class Backend:
             )
             for x, weight, stream, bias in zip(xs, weights, streams, biases, strict=True)
         ]
+
+    def gated_delta(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gate: Tensor,
+        beta: Tensor,
+        A_log: Tensor,
+        dt_bias: Tensor | None,
+        *,
+        layer_id: int,
+        forward_batch: ForwardBatch,
+        scale: float | None = None,
+        lower_bound: float | None = None,
+        normalize_qk: bool = True,
+    ) -> Tensor:
+        """Apply the gated delta rule of one layer and advance its state, as the mode asks. In graph.
+
+        The arithmetic is that of :meth:`sconv.hookspecs.StepSpec.gated_delta`.
+
+        Args:
+            q: ``[T, H, dk]`` packed, unit channel stride: a view of a packed projection will do.
+            k: ``[T, H, dk]``, like q.
+            v: ``[T, HV, dv]``, like q.
+            gate: ``[T, HV]`` or, with channel gates, ``[T, HV, dk]``: raw.
+            beta: ``[T, HV]`` raw.
+            A_log: ``[HV]``.
+            dt_bias: ``[HV]`` or, with channel gates, ``[HV, dk]`` or ``[HV * dk]``; or None.
+            layer_id: The layer.
+            forward_batch: The batch that the step was prepared with.
+            scale: What queries are multiplied by; None = ``dk ** -0.5``.
+            lower_bound: Of the log-decay of a safe gate; channel gates only.
+            normalize_qk: Divide queries and keys by ``sqrt(sum of squares + 1e-6)``.
+
+        Returns:
+            ``[T, HV, dv]`` in v's dtype; zero for rows without a slot. Not differentiable.
+
+        Raises:
+            BatchError: An argument has the wrong shape, dtype, device or strides; nothing changed.
+            SpecError: The layer does not exist, or the spec has no recurrent state.
+            MetadataError: The prepared step is another one.
+        """
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self.gated_delta(
+                    q,
+                    k,
+                    v,
+                    gate,
+                    beta,
+                    A_log,
+                    dt_bias,
+                    layer_id=layer_id,
+                    forward_batch=forward_batch,
+                    scale=scale,
+                    lower_bound=lower_bound,
+                    normalize_qk=normalize_qk,
+                )
+        delta = self.spec.recurrent
+        if delta is None or self._gated_delta is None:
+            raise SpecError("gated_delta: the spec has no recurrent state: give StateSpec recurrent=")
+        if scale is None:
+            scale = delta.key_dim**-0.5
+        if isinstance(dt_bias, Tensor) and dt_bias.shape == (delta.value_heads * delta.key_dim,):
+            # Models keep the bias of channel gates in one row.
+            dt_bias = dt_bias.reshape(delta.gate_shape) if delta.gate == "channel" else dt_bias
+        check_delta(
+            q,
+            k,
+            v,
+            gate,
+            beta,
+            A_log,
+            dt_bias,
+            layer_id,
+            scale,
+            lower_bound,
+            normalize_qk,
+            forward_batch,
+            self._conv_state_metadata(layer_id=layer_id, forward_batch=forward_batch),
+            self.spec,
+            self.device,
+        )
+        out: Tensor = self._gated_delta(
+            q=q,
+            k=k,
+            v=v,
+            gate=gate,
+            beta=beta,
+            A_log=A_log,
+            dt_bias=dt_bias,
+            layer_id=layer_id,
+            forward_batch=forward_batch,
+            scale=float(scale),
+            lower_bound=lower_bound,
+            normalize_qk=normalize_qk,
+        )
+        return out
 
     def warmup(self) -> None:
         """Compile what this spec needs, before serving. Out of graph."""

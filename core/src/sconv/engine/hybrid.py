@@ -59,6 +59,7 @@ _STEP_HOOKS: Final = (
 _BOUND_HOOKS: Final = (
     "add_observer",
     "conv_state_metadata",
+    "gated_delta",
     "remove_observer",
     "short_conv",
     "short_conv_group",
@@ -89,6 +90,7 @@ class HybridBackend:
     add_observer: Callable[..., None]
     conv_state_metadata: Callable[..., ShortConvMetadata]
     device: torch.device
+    gated_delta: Callable[..., Tensor]
     info: BackendInfo
     pool: ConvStatePool
     remove_observer: Callable[..., None]

@@ -143,6 +143,11 @@ def hold(implementation: Any, info: BackendInfo, spec: StateSpec) -> Backend:
         ContractError: It does not keep the contract.
     """
     hooks, manager = bind(implementation, info)
+    if spec.recurrent is not None and "gated_delta" not in hooks:
+        raise ContractError(
+            f"{info} declares Capabilities(gated_delta=True), and what its factory made has no "
+            "hook 'gated_delta': implement it, or do not declare it"
+        )
     kind = CheckedBackend if checks_state() else Backend
     return kind(
         info=info,
@@ -230,6 +235,8 @@ def check_spec(info: BackendInfo, spec: StateSpec) -> str:
         missing.append(f"rollback, which max_draft_tokens={spec.max_draft_tokens} needs")
     if spec.draft_topk > 1 and not can.trees:
         missing.append(f"trees, which draft_topk={spec.draft_topk} needs")
+    if spec.recurrent is not None and not can.gated_delta:
+        missing.append("gated_delta, which recurrent=GatedDelta(...) needs")
     if missing:
         raise SpecError(
             f"backend {info.name!r} ({info.origin}) does not support {'; '.join(missing)}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ..errors import SpecError
+from ..state.recurrent import row_nbytes, slot_nbytes
 from ..state.spec import MOST_SLOTS, StateSpec, WindowLayout, check_is_spec
 from ..state.windows import LAYOUTS, VerifyWindows, choose_layout
 from ..step.metadata import MetadataBuffers
@@ -33,8 +34,8 @@ class LayoutPlan:
 
     Attributes:
         spec: The spec to load a backend with: as many request rows and slots as fit.
-        slot_bytes: One slot, all layers.
-        row_bytes: The verify windows of one batch row, all layers.
+        slot_bytes: One slot, all layers: windows, recurrent states and their logs.
+        row_bytes: The verify windows and the records of one batch row, all layers.
         step_bytes: The metadata of one row that ``init_graph_state`` allocates for captured steps,
             at most: a backend with kernels of its own has no use for some of it. Not part of the
             plan, since an engine without graphs has none.
@@ -157,8 +158,8 @@ def _plan_layout(
     spec: StateSpec, kind: type[VerifyWindows], memory: int, slots_per_request: int
 ) -> LayoutPlan:
     slot = sum(math.prod(spec.window_shape(layer)) for layer in range(spec.num_layers))
-    slot *= spec.dtype.itemsize
-    row = kind.row_nbytes(spec)
+    slot = slot * spec.dtype.itemsize + slot_nbytes(spec)
+    row = kind.row_nbytes(spec) + row_nbytes(spec)
     snapshots = max(spec.num_slots - spec.max_requests, 0)
     fixed = (snapshots + 1) * slot
     request = slots_per_request * slot + row

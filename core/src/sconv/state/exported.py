@@ -21,10 +21,13 @@ class ExportedState:
     Attributes:
         fingerprint: :attr:`sconv.StateSpec.fingerprint` of the pool that it came from.
         layers: ``[n, K-1, D]`` or ``[n, D, K-1]`` per layer, n slots.
+        recurrent: ``[n, HV, dv, dk]`` per layer where the spec has a recurrent state, whatever was
+            pending folded in; else empty.
     """
 
     fingerprint: str
     layers: Sequence[Tensor]
+    recurrent: Sequence[Tensor] = ()
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self.layers)

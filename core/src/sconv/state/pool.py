@@ -20,6 +20,7 @@ from ..messages import kind_of
 from .exported import ExportedState
 from .layer_tensors import LayerTensors
 from .overlap import first_overlap
+from .recurrent import RecurrentState
 from .slots import SlotAllocator
 from .spec import MOST_SLOTS, StateSpec, check_is_spec
 from .tensor_memory import memory_fault
@@ -55,6 +56,7 @@ class ConvStatePool:
         device: torch.device | str = "cpu",
         *,
         layers: LayerTensors | None = None,
+        recurrent: RecurrentState | None = None,
         windows: VerifyWindows | None = None,
         null_slots: Sequence[int] = (-1,),
         virtual_to_physical: Tensor | Callable[[Tensor], Tensor] | None = None,
@@ -98,6 +100,10 @@ class ConvStatePool:
             self.device = self.req_to_slot.device
             self.req_to_slot[0] = 0
             self._layers = layers if adopted else LayerTensors.allocate(spec, self.device)
+            if spec.recurrent is not None and not adopted:
+                recurrent = RecurrentState.allocate(spec, self.device)
+        self._recurrent = recurrent
+        self._most_rows = 0
         if isinstance(virtual_to_physical, Tensor) and virtual_to_physical.device != self.device:
             raise SpecError(
                 f"virtual_to_physical is on {virtual_to_physical.device}, the state on "
@@ -116,6 +122,7 @@ class ConvStatePool:
         layers: Tensor | Sequence[Tensor] | None = None,
         *,
         device: torch.device | str | None = None,
+        recurrent: Tensor | Sequence[Tensor] | None = None,
         windows: Sequence[Tensor] | None = None,
         null_slots: Sequence[int] = (-1,),
         virtual_to_physical: Tensor | Callable[[Tensor], Tensor] | None = None,
@@ -132,6 +139,8 @@ class ConvStatePool:
                 memory. None = bind later.
             device: Where the tensors lie; only needed when they are bound later. An accelerator
                 without an index means its current one.
+            recurrent: Where the spec has a recurrent state: one tensor ``[L, rows, HV, dv, dk]``,
+                or one ``[rows, HV, dv, dk]`` per layer. Slots and layers may lie apart.
             windows: One dense verify buffer ``[rows, dtn, ...]`` per layer, whose windows may slide
                 over shared columns where the spec has chains alone; None = the backend allocates
                 them, in the layout it chooses.
@@ -143,10 +152,13 @@ class ConvStatePool:
             SpecError: A tensor does not fit the spec; the message says which and how.
         """
         check_is_spec(spec)
-        bound = None
+        bound = states = None
         if layers is not None:
             bound = LayerTensors.adopt(spec, layers)
             device = bound.tensors[0].device
+            states = _adopt_recurrent(spec, bound, recurrent)
+        elif recurrent is not None:
+            raise SpecError("adopt: recurrent comes with layers: bind both later, or give both now")
         kept = None if windows is None else VerifyWindows.adopt(spec, windows)
         if kept is not None:
             _check_windows_apart(kept, bound, device)
@@ -154,13 +166,20 @@ class ConvStatePool:
             spec,
             device if device is not None else "cpu",
             layers=bound,
+            recurrent=states,
             windows=kept,
             null_slots=null_slots,
             virtual_to_physical=virtual_to_physical,
             adopted=True,
         )
 
-    def bind(self, layers: Tensor | Sequence[Tensor], *, recapture: bool = False) -> None:
+    def bind(
+        self,
+        layers: Tensor | Sequence[Tensor],
+        recurrent: Tensor | Sequence[Tensor] | None = None,
+        *,
+        recapture: bool = False,
+    ) -> None:
         """Bind the tensors of an adopted pool: before its first step, or anew between two steps.
 
         A captured graph reads and writes the memory that was bound when it was captured. So once a
@@ -168,6 +187,7 @@ class ConvStatePool:
 
         Args:
             layers: As in :meth:`adopt`.
+            recurrent: As in :meth:`adopt`.
             recapture: All graphs will be captured again before their next replay.
 
         Raises:
@@ -185,7 +205,10 @@ class ConvStatePool:
         bound = LayerTensors.adopt(self.spec, layers, device=self.device)
         if self._windows is not None and self._windows.adopted:
             _check_windows_apart(self._windows, bound, self.device)
-        self._rebind(bound)
+        states = _adopt_recurrent(self.spec, bound, recurrent)
+        if states is not None:
+            states.reserve(self._most_rows)
+        self._rebind(bound, states)
         self._recorded.clear()
 
     def release(self) -> None:
@@ -197,10 +220,10 @@ class ConvStatePool:
             PoolError: The pool owns its state.
         """
         self._check_adopted("release")
-        self._rebind(None)
+        self._rebind(None, None)
 
-    def _rebind(self, layers: LayerTensors | None) -> None:
-        self._layers = layers
+    def _rebind(self, layers: LayerTensors | None, recurrent: RecurrentState | None) -> None:
+        self._layers, self._recurrent = layers, recurrent
         for cache in self._caches:
             cache.clear()
         if self.shadow is not None:
@@ -237,6 +260,22 @@ class ConvStatePool:
         return self._bound().stacked
 
     @property
+    def recurrent(self) -> RecurrentState | None:
+        """The recurrent matrices of the same slots; None where the spec has none."""
+        return self._recurrent
+
+    def reserve(self, rows: int) -> None:
+        """Make room for verify steps of ``rows`` rows. Out of graph, before any capture.
+
+        Raises:
+            GraphBufferError: There is none.
+        """
+        self.windows.reserve(rows)
+        if self._recurrent is not None:
+            self._recurrent.reserve(rows)
+        self._most_rows = max(self._most_rows, rows)
+
+    @property
     def adopted(self) -> bool:
         """Whether an engine owns the state and hands out its slots."""
         return self._slots is None
@@ -248,13 +287,21 @@ class ConvStatePool:
 
     @property
     def nbytes(self) -> int:
-        """Physical bytes of the state and of the verify windows."""
+        """Physical bytes of all parts."""
         return sum(self.nbytes_by_part.values())
 
     @property
     def nbytes_by_part(self) -> dict[str, int]:
-        """Physical bytes by part: ``"state"`` and ``"verify_windows"``."""
-        return {"state": self._bound().nbytes, "verify_windows": self.windows.nbytes}
+        """Physical bytes by part: ``"state"`` and ``"verify_windows"``.
+
+        With a recurrent state also ``"recurrent"``, and ``"records"`` with the logs of slots.
+        """
+        parts = {"state": self._bound().nbytes, "verify_windows": self.windows.nbytes}
+        if self._recurrent is not None:
+            records = self._recurrent.records
+            parts["recurrent"] = self._recurrent.nbytes
+            parts["records"] = 0 if records is None else records.nbytes
+        return parts
 
     @property
     def windows(self) -> VerifyWindows:
@@ -454,7 +501,7 @@ class ConvStatePool:
         self.req_to_slot.copy_(moved)
 
     def clear(self, slots: SlotIds) -> None:
-        """Zero the windows of slots in all layers and streams. Out of graph.
+        """Zero the windows and recurrent states of slots in all layers. Out of graph.
 
         Raises:
             SlotError: A slot is not in use, named twice or out of range; nothing changes.
@@ -465,11 +512,13 @@ class ConvStatePool:
             self.shadow.cleared(ids)
         for layer in self.layers:
             layer.index_fill_(0, index, 0)
+        if self._recurrent is not None:
+            self._recurrent.clear(index)
         if self.shadow is not None:
             self.shadow.wrote()
 
     def copy(self, src: SlotIds, dst: SlotIds) -> None:
-        """Copy windows from slot to slot in all layers and streams. Out of graph.
+        """Copy windows and recurrent states from slot to slot in all layers. Out of graph.
 
         A source may be named twice (one prefix, several requests).
 
@@ -492,11 +541,13 @@ class ConvStatePool:
             self.shadow.copied(sources, targets)
         for layer in self.layers:
             layer.index_copy_(0, target, layer.index_select(0, source))
+        if self._recurrent is not None:
+            self._recurrent.copy(source, target)
         if self.shadow is not None:
             self.shadow.wrote()
 
     def fork(self, src: SlotIds) -> Tensor:
-        """Hand out one new slot per source and copy its windows there (copy-on-write).
+        """Hand out one new slot per source and copy its state there (copy-on-write).
 
         Raises:
             SlotError: A source is not in use or out of range.
@@ -515,7 +566,7 @@ class ConvStatePool:
         return slots
 
     def export(self, slots: SlotIds) -> ExportedState:
-        """Copy windows out, one tensor ``[n, ...]`` per layer, for a host tier or another worker.
+        """Copy the state of slots out, for a host tier or another worker.
 
         Raises:
             SlotError: A slot is not in use, named twice or out of range.
@@ -525,10 +576,11 @@ class ConvStatePool:
             self.shadow.check_read("export", ids)
         index = self._index(ids)
         layers = tuple(layer.index_select(0, index) for layer in self.layers)
-        return ExportedState(self.spec.fingerprint, layers)
+        recurrent = () if self._recurrent is None else self._recurrent.export(index)
+        return ExportedState(self.spec.fingerprint, layers, recurrent)
 
     def restore(self, slots: SlotIds, data: ExportedState) -> None:
-        """Write exported windows into slots. All of them are read before the first is written.
+        """Write exported state into slots. All of it is read before the first is written.
 
         Raises:
             SlotError: A slot is not usable, or ``data`` is not the exported state of as many slots
@@ -549,14 +601,25 @@ class ConvStatePool:
         if not isinstance(data.layers, Sequence) or len(data.layers) != len(self.layers):
             count = len(data.layers) if isinstance(data.layers, Sequence) else "no"
             raise SlotError(f"restore: {count} tensors for {len(self.layers)} layers")
+        recurrent = () if self._recurrent is None else self._recurrent.layers
+        if not isinstance(data.recurrent, Sequence) or len(data.recurrent) != len(recurrent):
+            raise SlotError(
+                f"restore: the state has not one recurrent tensor for each of {len(recurrent)}"
+            )
         values = [
-            self._restorable(number, index.shape[0], value)
-            for number, value in enumerate(data.layers)
+            self._restorable(f"layer {number}", layer, index.shape[0], value)
+            for number, (layer, value) in enumerate(zip(self.layers, data.layers, strict=True))
+        ]
+        states = [
+            self._restorable(f"the recurrent state of layer {number}", layer, index.shape[0], value)
+            for number, (layer, value) in enumerate(zip(recurrent, data.recurrent, strict=True))
         ]
         if self.shadow is not None:
             self.shadow.restored(ids)
         for layer, value in zip(self.layers, values, strict=True):
             layer.index_copy_(0, index, value)
+        if self._recurrent is not None:
+            self._recurrent.restore(index, states)
         if self.shadow is not None:
             self.shadow.wrote()
 
@@ -586,25 +649,25 @@ class ConvStatePool:
         if self.shadow is not None:
             self.shadow.told(ids, given)
 
-    def _restorable(self, number: int, count: int, value: object) -> Tensor:
-        """Return one layer of an exported state as it can be written."""
-        layer = self.layers[number]
+    def _restorable(self, where: str, layer: Tensor, count: int, value: object) -> Tensor:
+        """Return one tensor of an exported state as it can be written."""
         expected = (count, *layer.shape[1:])
         if not isinstance(value, Tensor):
-            raise SlotError(f"restore: layer {number} is {kind_of(value)}: expected a tensor")
+            raise SlotError(f"restore: {where} is {kind_of(value)}: expected a tensor")
         if fault := memory_fault(value):
-            raise SlotError(f"restore: layer {number} {fault}")
+            raise SlotError(f"restore: {where} {fault}")
         if tuple(value.shape) != expected or value.dtype != layer.dtype:
             raise SlotError(
-                f"restore: layer {number} is {list(value.shape)} {value.dtype}, expected "
+                f"restore: {where} is {list(value.shape)} {value.dtype}, expected "
                 f"{list(expected)} {layer.dtype}"
             )
         if value.device.type == "meta" != layer.device.type:
-            raise SlotError(f"restore: layer {number} is on meta, without values")
+            raise SlotError(f"restore: {where} is on meta, without values")
         # The state must not hold a caller's autograd graph.
         moved = value.detach().to(layer.device)
         # A part of the pool would be read while it is written.
-        return moved.clone() if first_overlap([moved, *self.layers]) else moved
+        held = [*self.layers, *(() if self._recurrent is None else self._recurrent.layers)]
+        return moved.clone() if first_overlap([moved, *held]) else moved
 
     def _allocator(self, what: str) -> SlotAllocator:
         if self._slots is None:
@@ -665,6 +728,24 @@ def _check_windows_apart(
             for number in shared
         )
         raise SpecError(f"windows: {first} and {second} share memory")
+
+
+def _adopt_recurrent(
+    spec: StateSpec, bound: LayerTensors, recurrent: Tensor | Sequence[Tensor] | None
+) -> RecurrentState | None:
+    if (recurrent is None) != (spec.recurrent is None):
+        raise SpecError(
+            "adopt: the spec has no recurrent state, give none"
+            if spec.recurrent is None
+            else "adopt: the spec has a recurrent state: give recurrent= [L, rows, HV, dv, dk]"
+        )
+    if recurrent is None:
+        return None
+    first = bound.tensors[0]
+    states = RecurrentState.adopt(spec, recurrent, rows=first.shape[0], device=first.device)
+    if first_overlap([*bound.tensors, *states.layers]):
+        raise SpecError("adopt: recurrent shares memory with another layer or with the windows")
+    return states
 
 
 def _check_translation(translation: object) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from ..errors import SpecError
 from ..messages import kind_of
+from .gated_delta import GatedDelta
 
 __all__ = [
     "KERNEL_SIZES",
@@ -89,6 +90,7 @@ class StateSpec:
         chunk_size: Tokens to which cached prefixes are aligned.
         window_layout: How verify windows are kept: ``"dense"``, ``"dedup"``,
             ``"inputs"``, or ``"auto"`` for the backend's choice.
+        recurrent: The recurrent matrices of each layer beside its convolutions; None = none.
 
     Raises:
         SpecError: A value is out of the contract's range; the message names it.
@@ -106,6 +108,7 @@ class StateSpec:
     track_interval: int | None = None
     chunk_size: int = 64
     window_layout: WindowLayout = "auto"
+    recurrent: GatedDelta | None = None
     _layers: tuple[tuple[Stream, ...], ...] = field(init=False, repr=False, compare=False)
     _slices: tuple[dict[str, StreamSlice], ...] = field(init=False, repr=False, compare=False)
     #: Channels of each stream by layer and name, for the check of every convolution.
@@ -149,6 +152,10 @@ class StateSpec:
                 f"window_layout={self.window_layout!r}: expected "
                 + ", ".join(map(repr, get_args(WindowLayout)))
             )
+        if self.recurrent is not None and not isinstance(self.recurrent, GatedDelta):
+            raise SpecError(
+                f"recurrent is {kind_of(self.recurrent)}: expected a sconv.GatedDelta, or None"
+            )
         given = _items("streams", self.streams)
         layers = _freeze_streams(given, self.num_layers)
         uniform = isinstance(given[0], Stream)
@@ -170,6 +177,13 @@ class StateSpec:
                 f"num_slots={self.num_slots} takes {slot * rows} bytes of state, {slot} per slot: "
                 f"a tensor has at most {_MOST_BYTES}. Ask `sconv plan` how many slots fit"
             )
+        if self.recurrent is not None:
+            states = self.recurrent.state_nbytes * self.num_layers * rows
+            if states > _MOST_BYTES:
+                raise SpecError(
+                    f"num_slots={self.num_slots} takes {states} bytes of recurrent state: a tensor "
+                    f"has at most {_MOST_BYTES}. Ask `sconv plan` how many slots fit"
+                )
         row = channels * self.window_size * self.max_draft_tokens * self.dtype.itemsize
         if row * self.max_requests > _MOST_BYTES:
             raise SpecError(
@@ -199,7 +213,8 @@ class StateSpec:
     def fingerprint(self) -> str:
         """What two states must share for one to be restored as the other, as a line of text.
 
-        Window axis, kernel width, dtype, and the streams of all layers in order with their widths;
+        Window axis, kernel width, dtype, the streams of all layers in order with their widths, and
+        the heads, widths and dtype of a recurrent state;
         sizes of a pool, drafts and snapshots do not matter.
         """
         dtype = str(self.dtype).removeprefix("torch.")
@@ -207,7 +222,12 @@ class StateSpec:
             f"{len(list(same))}x({', '.join(f'{each.name}={each.dim}' for each in streams)})"
             for streams, same in groupby(self._layers)
         )
-        return f"{self.window_axis} K={self.kernel_size} {dtype} {layers}"
+        text = f"{self.window_axis} K={self.kernel_size} {dtype} {layers}"
+        delta = self.recurrent
+        if delta is not None:
+            shape = "x".join(map(str, delta.state_shape))
+            text += f" {shape} {str(delta.dtype).removeprefix('torch.')}"
+        return text
 
     def layer_streams(self, layer_id: int) -> tuple[Stream, ...]:
         """Return the streams of one layer, in channel order."""

@@ -18,7 +18,7 @@ from .batch import ForwardBatch, check_is_batch
 from .metadata import ShortConvMetadata
 from .value_checks import values_are_checked
 
-__all__ = ["check_conv", "check_same_rows"]
+__all__ = ["check_conv", "check_same_rows", "is_prepared", "unprepared"]
 
 _STRIDED: Final = torch.strided
 _FLOAT: Final = frozenset((torch.bfloat16, torch.float16, torch.float32))
@@ -57,7 +57,7 @@ def check_conv(
         if (
             (type(x) is Tensor or type(x) in PLAIN_TYPES)
             and type(weight) in PLAIN_TYPES
-            and (meta.batch is batch or _is_prepared(meta, batch, device))
+            and (meta.batch is batch or is_prepared(meta, batch, device))
             and x.shape == (tokens, dim)
             and x.layout is _STRIDED
             and (x.is_contiguous() or x.stride(1) == 1 or dim == 1)
@@ -82,8 +82,8 @@ def check_conv(
         _refuse_types(x, weight, bias, batch)
         raise
     _refuse_types(x, weight, bias, batch)
-    if not (meta.batch is batch or _is_prepared(meta, batch, device)):
-        raise _unprepared(meta, batch)
+    if not (meta.batch is batch or is_prepared(meta, batch, device)):
+        raise unprepared(meta, batch)
     if x.shape != (tokens, dim):
         raise BatchError(
             f"x has shape {list(x.shape)}: expected packed [T, D] = [{tokens}, {dim}] for stream "
@@ -115,7 +115,7 @@ def check_conv(
             raise BatchError(f"{name} is on {tensor.device}, the state is on {device}")
 
 
-def _is_prepared(meta: ShortConvMetadata, batch: ForwardBatch, device: torch.device) -> bool:
+def is_prepared(meta: ShortConvMetadata, batch: ForwardBatch, device: torch.device) -> bool:
     """Whether a step was prepared for a batch that is another object than the one given then.
 
     An engine may describe a step anew, for every replay or even for every layer. So mode and number
@@ -140,10 +140,11 @@ def check_same_rows(meta: ShortConvMetadata, batch: ForwardBatch) -> None:
     if meta.forward_mode is not batch.forward_mode or meta.batch_size != batch.batch_size:
         return
     if not meta.batch.is_same_step(batch, values=False):
-        raise _unprepared(meta, batch)
+        raise unprepared(meta, batch)
 
 
-def _unprepared(meta: ShortConvMetadata, batch: ForwardBatch) -> MetadataError:
+def unprepared(meta: ShortConvMetadata, batch: ForwardBatch) -> MetadataError:
+    """Say how a prepared step and a batch differ."""
     step = f"{meta.forward_mode.value} with {meta.batch_size} rows"
     if meta.forward_mode is batch.forward_mode and meta.batch_size == batch.batch_size:
         return MetadataError(

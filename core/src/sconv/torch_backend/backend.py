@@ -24,6 +24,7 @@ from ..state.spec import StateSpec
 from ..step.batch import ForwardBatch, ForwardMode
 from ..step.batch_checks import check_commit
 from ..step.metadata import MetadataBuffers, ShortConvMetadata
+from . import gated_delta as delta
 from .base import PluginBackend
 from .convolution import ConvParams, convolve, convolve_step
 from .fill_metadata import fill_metadata
@@ -57,10 +58,12 @@ class StepPlan:
     Attributes:
         gathers: Made by the first convolution that needs it, or with the metadata of a captured
             step.
+        longest: Tokens that no row of a ragged step has more of.
         single_slot: The slot of an eager step of one row, where a plugin has a way for that alone.
     """
 
     gathers: Gathers | None = None
+    longest: int | None = None
     single_slot: int | None = None
 
 
@@ -110,7 +113,10 @@ class TorchBackend(PluginBackend):
             self.pool.windows.store_paths(meta.tree_taps)
         if meta.forward_mode is ForwardMode.TARGET_VERIFY:
             self.pool.windows.store_resumes(meta.has_initial_state)
+            if self.pool.recurrent is not None and self.pool.recurrent.records is not None:
+                self.pool.recurrent.records.store_step(meta.has_initial_state, meta.tree_taps)
         if buffers is self._buffers:
+            meta.plan.longest = meta.num_tokens
             self._fill_static_gathers(meta)
 
     def _fill_static_gathers(self, meta: ShortConvMetadata) -> None:
@@ -280,6 +286,64 @@ class TorchBackend(PluginBackend):
         convolve(inputs, conv, out=out)
 
     @hookimpl
+    def gated_delta(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gate: Tensor,
+        beta: Tensor,
+        A_log: Tensor,
+        dt_bias: Tensor | None,
+        layer_id: int,
+        forward_batch: ForwardBatch,
+        scale: float,
+        lower_bound: float | None,
+        normalize_qk: bool,
+    ) -> Tensor:
+        """See :meth:`sconv.hookspecs.StepSpec.gated_delta`."""
+        meta = self.conv_state_metadata(layer_id, forward_batch)
+        if meta.num_tokens == 0 or meta.batch_size == 0:
+            return torch.zeros(v.shape, dtype=v.dtype, device=v.device)
+        recurrent = self.pool.recurrent
+        assert recurrent is not None
+        tokens = delta.activate(
+            q,
+            k,
+            v,
+            gate,
+            beta,
+            A_log,
+            dt_bias,
+            scale=scale,
+            lower_bound=lower_bound,
+            normalize_qk=normalize_qk,
+        )
+        if meta.forward_mode is ForwardMode.DECODE:
+            out = delta.decode(recurrent, layer_id, tokens, meta)
+        elif meta.forward_mode.is_ragged:
+            out = delta.extend(
+                recurrent,
+                layer_id,
+                tokens,
+                meta,
+                longest=self._longest(meta),
+                on_host=self._ordered,
+            )
+        else:
+            verify = meta.forward_mode is ForwardMode.TARGET_VERIFY
+            out = delta.draft(recurrent, layer_id, tokens, meta, verify=verify)
+        out = out.to(v.dtype)
+        return _zero_padding(out, meta) if meta.padded else out
+
+    def _longest(self, meta: ShortConvMetadata) -> int:
+        """Tokens that no row has more of: read once per eager step, all tokens of a captured one."""
+        plan: StepPlan = meta.plan
+        if plan.longest is None:
+            plan.longest = int((meta.cu[1:] - meta.cu[:-1]).max())
+        return plan.longest
+
+    @hookimpl
     def update_mamba_state_after_mtp_verify(
         self,
         last_correct_step_indices: Tensor,
@@ -314,7 +378,18 @@ class TorchBackend(PluginBackend):
             due = live & (targets > 0) & (targets < self.pool.num_rows)
             due &= self._is_node(mamba_steps_to_track)
             snapshot = (self._node(mamba_steps_to_track), torch.where(due, targets, 0), due)
-        self._commit(self._node(kept), torch.where(live, slots, 0), live, snapshot)
+        slots = torch.where(live, slots, 0)
+        self._commit(self._node(kept), slots, live, snapshot)
+        if self.pool.recurrent is not None:
+            delta.commit(
+                self.pool.recurrent,
+                self._node(kept),
+                slots,
+                live,
+                snapshot,
+                tree=self.verify_tree,
+                on_host=self._ordered,
+            )
 
     def _is_node(self, steps: Tensor) -> Tensor:
         return (steps >= 0) & (steps < self.verify_tokens)
@@ -361,4 +436,4 @@ def _zero_padding(y: Tensor, meta: ShortConvMetadata) -> Tensor:
         live &= torch.arange(meta.num_tokens, device=y.device, dtype=torch.int64) < meta.cu[-1]
     else:
         live = live[:, None].expand(-1, meta.tokens_per_row).reshape(-1)
-    return torch.where(live[:, None], y, 0)
+    return torch.where(live.view(-1, *[1] * (y.dim() - 1)), y, 0)

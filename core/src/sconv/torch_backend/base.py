@@ -109,7 +109,7 @@ class PluginBackend:
         with torch.inference_mode(False):
             buffers = MetadataBuffers(self.spec, max_bs, max_num_tokens, self.device)
             self._prepare_static(buffers)
-            self.pool.windows.reserve(max_bs)
+            self.pool.reserve(max_bs)
         self._buffers = buffers
 
     def _prepare_static(self, buffers: MetadataBuffers) -> None:

@@ -20,7 +20,7 @@ class AscendPlugin:
         return BackendInfo(
             name="ascend",
             device_type="npu",
-            contract=(1, 0),
+            contract=(1, 1),
             factory="sconv_ascend.factory:create",
             probe=probe,
             capabilities=Capabilities(
@@ -31,6 +31,7 @@ class AscendPlugin:
                 graph_capture=True,
                 trees=True,
                 rollback=True,
+                gated_delta=True,
             ),
         )
 

@@ -18,7 +18,7 @@ class CpuPlugin:
         return BackendInfo(
             name="cpu",
             device_type="cpu",
-            contract=(1, 0),
+            contract=(1, 1),
             factory="sconv_cpu.backend:create",
             probe=_probe,
             capabilities=Capabilities(
@@ -27,6 +27,7 @@ class CpuPlugin:
                 graph_capture=False,
                 trees=True,
                 rollback=True,
+                gated_delta=True,
             ),
         )
 

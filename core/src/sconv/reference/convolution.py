@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from .errors import BatchError
-from .step.batch import ForwardMode
+from ..errors import BatchError
+from ..step.batch import ForwardMode
 
 __all__ = [
     "commit",
