@@ -167,7 +167,9 @@ def test_decode_and_extend_are_the_oracles(gate: str, strength: float) -> None:
     lengths = [37, 1, 0, 2, 16, 3]
     prefix = [5, 0, 2, 0, 0, 9]
     tokens = tokens_of(spec, sum(lengths) + 2, strength=strength)
-    batch = sconv.ForwardBatch.mixed(ids(rows), ids(lengths), ids(prefix), num_tokens=sum(lengths) + 2)
+    batch = sconv.ForwardBatch.mixed(
+        ids(rows), ids(lengths), ids(prefix), num_tokens=sum(lengths) + 2
+    )
     before = states(backend)
     backend.init_forward_metadata(batch)
     out = tokens.call(backend, batch)
@@ -266,7 +268,7 @@ def test_verify_and_commit_every_node(
     parents = ids(TREES) if tree else None
     listed = TREES if tree else [[-1, 0, 1, 2, 3]] * 4
     mirror = [states(backend, layer).double() for layer in range(2)]
-    for step in range(12):
+    for step in range(7):
         tokens = [tokens_of(spec, 20, seed=50 * step + n, strength=strength) for n in range(2)]
         batch = sconv.ForwardBatch.target_verify(ids(rows), ids([9] * 4), 5, parents=parents)
         backend.init_forward_metadata(batch)
@@ -637,7 +639,7 @@ def test_random_schedules(gate: str, log: int) -> None:
     draw = random.Random(11)
     mirror: dict[int, Tensor] = {}
     zero = torch.zeros(spec.recurrent.state_shape, dtype=torch.float64)  # type: ignore[union-attr]
-    for step in range(250):
+    for step in range(60):
         live = sorted(mirror)
         action = draw.choice(["start", "abort", "fork", "move", *["step"] * 8])
         if action == "start" and len(live) < 8:

@@ -50,8 +50,8 @@ class Capabilities:
         trees: Verify takes token trees; a chain always works.
         rollback: Verify leaves the window unchanged until the commit. Without it
             ``max_draft_tokens > 1`` is refused.
-        gated_delta: The hook ``gated_delta`` is there, and the commit moves recurrent states. Without
-            it a spec with ``recurrent`` is refused.
+        gated_delta: The hook ``gated_delta`` is there, and the commit moves recurrent states.
+            Without it a spec with ``recurrent`` is refused.
     """
 
     window_axes: tuple[str, ...] = ("time", "channel")

@@ -370,7 +370,9 @@ class Backend:
                 )
         delta = self.spec.recurrent
         if delta is None or self._gated_delta is None:
-            raise SpecError("gated_delta: the spec has no recurrent state: give StateSpec recurrent=")
+            raise SpecError(
+                "gated_delta: the spec has no recurrent state: give StateSpec recurrent="
+            )
         if scale is None:
             scale = delta.key_dim**-0.5
         if isinstance(dt_bias, Tensor) and dt_bias.shape == (delta.value_heads * delta.key_dim,):

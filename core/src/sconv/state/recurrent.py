@@ -321,7 +321,9 @@ class RecurrentState:
             return base.to(torch.float32)
         records = self.records
         assert records is not None
-        u, k, g = (each[layer_id].index_select(0, rows) for each in (records.u, records.k, records.g))
+        u, k, g = (
+            each[layer_id].index_select(0, rows) for each in (records.u, records.k, records.g)
+        )
         pending = records.pending[layer_id].index_select(0, rows)
         held = torch.arange(u.shape[2], device=rows.device) < pending[:, None]
         folded = fold(base, u, k, g, held)

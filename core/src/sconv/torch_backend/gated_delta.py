@@ -92,9 +92,10 @@ def activate(
     rate = A_log.to(torch.float32).exp()
     rate = rate if gate.dim() == 2 else rate[:, None]
     if lower_bound is None:
-        g = torch.nn.functional.softplus(x).mul_(rate).neg_()
+        softplus = torch.where(x > 20, x, x.clamp(max=20).exp_().log1p_())
+        g = softplus.mul_(rate).neg_()
     else:
-        g = (rate * x).sigmoid_().mul_(lower_bound)
+        g = _sigmoid(rate * x).mul_(lower_bound)
     query, key = q.to(torch.float32), k.to(torch.float32)
     if normalize_qk:
         query = query * _norm(query)
@@ -106,7 +107,7 @@ def activate(
         key * norm,
         v.to(torch.float32),
         g,
-        beta.to(torch.float32).sigmoid(),
+        _sigmoid(beta.to(torch.float32)),
         k,
         norm,
     )
@@ -114,6 +115,12 @@ def activate(
 
 def _norm(x: Tensor) -> Tensor:
     return (x * x).sum(-1, keepdim=True).add_(_EPS).rsqrt_()
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    # torch's own, like its softplus, rounds differently in a vector lane and in the rest behind it,
+    # so that a row's gate would depend on its neighbours. Its exp and its arithmetic do not.
+    return x.neg().exp_().add_(1).reciprocal_()
 
 
 def solve(state: Tensor, tokens: DeltaInputs, ancestors: Tensor | None) -> _Solved:
@@ -469,4 +476,3 @@ def _append(
     counts = recurrent.records.pending[layer_id]
     added = torch.where(grows, path.sum(1), 0).to(counts.dtype)
     counts.index_copy_(0, slots, counts.index_select(0, slots) + added)
-
