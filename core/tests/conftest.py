@@ -242,7 +242,7 @@ def complaint(npu_info: BackendInfo) -> Callable[[Any], str]:
         with pytest.raises(ContractError) as caught:
             check_implementation(implementation, npu_info)
         text = str(caught.value)
-        assert text.startswith("backend 'npu' of sconv-npu 0.2 does not keep contract 1.0, ")
+        assert text.startswith("backend 'npu' of sconv-npu 0.2 does not keep contract 1.1, ")
         return text
 
     return complaint_of

@@ -130,12 +130,12 @@ def test_a_field_of_the_wrong_kind_is_named(site, field, value):
 
 @pytest.mark.parametrize(
     ("contract", "upgrade"),
-    [((2, 0), "sconv-core"), ((1, 1), "sconv-core"), ((0, 9), "the plugin")],
+    [((2, 0), "sconv-core"), ((1, 2), "sconv-core"), ((0, 9), "the plugin")],
 )
 def test_another_contract_is_refused_with_both_numbers(site, contract, upgrade):
     site.plugin("npu", contract=contract)
     dotted = ".".join(map(str, contract))
-    wanted = f"it keeps contract {dotted} and sconv-core has 1.0: upgrade {upgrade}"
+    wanted = f"it keeps contract {dotted} and sconv-core has 1.1: upgrade {upgrade}"
     assert site.reason("npu") == wanted
     assert sconv.backends()[0].contract == contract
     with pytest.raises(PluginError, match=wanted):
@@ -160,7 +160,7 @@ def test_hook_8_a_description_for_another_release_names_the_contract(site):
     )
     site.distribution("sconv-npu", backends={"npu": "newer:plugin"})
     assert "unexpected keyword argument 'colour'" in site.reason("npu")
-    assert "sconv-core has contract 1.0" in site.reason("npu")
+    assert "sconv-core has contract 1.1" in site.reason("npu")
 
 
 def test_cap_1_a_capability_that_nothing_obeys_is_refused(site):
@@ -177,7 +177,7 @@ def test_cap_1_a_capability_that_nothing_obeys_is_refused(site):
     )
     site.distribution("sconv-npu", backends={"npu": "older:plugin"})
     assert "unexpected keyword argument 'window_at_end'" in site.reason("npu")
-    assert "sconv-core has contract 1.0" in site.reason("npu")
+    assert "sconv-core has contract 1.1" in site.reason("npu")
 
 
 def test_dev_2_a_missing_compiled_module_breaks_only_its_own_backend(site):

@@ -101,6 +101,9 @@ class Sidecar:
     def short_conv_group(self, xs: Any, weights: Any, **values: Any) -> Any:
         return ("short_conv_group", xs, weights, values)
 
+    def gated_delta(self, *inputs: Any, **values: Any) -> Any:
+        return ("gated_delta", inputs, values)
+
 
 class CommittingSidecar(Sidecar):
     def update_mamba_state_after_mtp_verify(

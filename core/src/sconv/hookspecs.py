@@ -230,9 +230,10 @@ class StepSpec:
     ) -> None:
         """Keep what a verify step accepted, for all layers and streams. In or out of graph.
 
-        Windows and recurrent states move together. Row i is row i of the last verify step. Its slot is looked up from ``req_pool_indices`` now:
-        what the last forward left behind may belong to other requests. Rows without a slot, and
-        rows whose index is outside the step, change nothing.
+        Windows and recurrent states move together. Row i is row i of the last verify step. Its slot
+        is looked up from ``req_pool_indices`` now: what the last forward left behind may belong to
+        other requests. Rows without a slot, and rows whose index is outside the step, change
+        nothing.
 
         Args:
             last_correct_step_indices: ``[B]`` int32 or int64, last kept node of the row, -1 = none.

@@ -568,17 +568,19 @@ def test_the_pool_carries_the_state_with_the_windows() -> None:
     (copied,) = pool.fork([1]).tolist()
     assert torch.equal(states(backend, 1)[copied], want)
     data = pool.export([1, 2])
-    assert len(data) == 4
-    assert torch.equal(data[3][0], want)
+    assert torch.equal(data.recurrent[1][0], want)
     pool.restore([7, 1], data)
     assert torch.equal(states(backend, 1)[7], want)
     assert pool.recurrent.records.pending[:, [1, 7]].tolist() == [[0, 0], [0, 0]]
     pool.clear([copied])
     assert not states(backend, 1)[copied].any()
-    with pytest.raises(sconv.SlotError, match="2 tensors for 2 layers: expected 4, windows and"):
-        pool.restore([7, 1], data[:2])
-    with pytest.raises(sconv.SlotError, match="the recurrent state of layer 0 is .*float64"):
-        pool.restore([7, 1], [*data[:2], data[2].double(), data[3]])
+    with pytest.raises(sconv.SlotError, match="not one recurrent tensor for each of 2"):
+        pool.restore([7, 1], replace(data, recurrent=data.recurrent[:1]))
+    with pytest.raises(sconv.SlotError, match=r"the recurrent state of layer 1 is .*float64"):
+        pool.restore(
+            [7, 1], replace(data, recurrent=[data.recurrent[0], data.recurrent[1].double()])
+        )
+    assert torch.equal(states(backend, 1)[7], want)
 
 
 def test_an_engine_brings_states_with_gaps() -> None:

@@ -326,7 +326,7 @@ class Backend:
         lower_bound: float | None = None,
         normalize_qk: bool = True,
     ) -> Tensor:
-        """Apply the gated delta rule of one layer and advance its state, as the mode asks. In graph.
+        """Apply the gated delta rule of one layer and advance its state. In graph.
 
         The arithmetic is that of :meth:`sconv.hookspecs.StepSpec.gated_delta`.
 

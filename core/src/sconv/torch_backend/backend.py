@@ -337,7 +337,7 @@ class TorchBackend(PluginBackend):
         return _zero_padding(out, meta) if meta.padded else out
 
     def _longest(self, meta: ShortConvMetadata) -> int:
-        """Tokens that no row has more of: read once per eager step, all tokens of a captured one."""
+        """Return the longest row: read once per eager step, of a captured one all tokens."""
         plan: StepPlan = meta.plan
         if plan.longest is None:
             plan.longest = int((meta.cu[1:] - meta.cu[:-1]).max())

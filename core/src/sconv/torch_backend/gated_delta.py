@@ -418,19 +418,19 @@ def commit(
             recurrent.write(layer_id, slots, new, live)
         else:
             index = slots if records.by_slot else row
-            held = [each[layer_id].index_select(0, index) for each in _fields(recurrent)]
+            u, k, g = (each[layer_id].index_select(0, index) for each in _fields(recurrent))
             base = recurrent.layers[layer_id].index_select(0, slots)
             base = torch.where(resumes[:, None, None, None], base, 0)
             pending = records.pending[layer_id].index_select(0, slots) if records.by_slot else None
             passed = None
             if snapshot_path is not None:
-                passed = fold(base, *held, _with_log(snapshot_path, pending, held[0].shape[2]))
+                passed = fold(base, u, k, g, _with_log(snapshot_path, pending, u.shape[2]))
             full = live
             if pending is not None:
                 # What is pending in a slot is not of a row that started afresh.
                 full = live & (~resumes | (pending + path.sum(1) > records.delta.log))
             if not on_host or pending is None or bool(full.any()):
-                new = fold(base, *held, _with_log(path, pending, held[0].shape[2]))
+                new = fold(base, u, k, g, _with_log(path, pending, u.shape[2]))
                 recurrent.write(layer_id, slots, new, full)
             if pending is not None:
                 _append(recurrent, layer_id, slots, live & ~full, path, pending, tree=tree)
