@@ -424,13 +424,13 @@ def commit(
             pending = records.pending[layer_id].index_select(0, slots) if records.by_slot else None
             passed = None
             if snapshot_path is not None:
-                passed = fold(base, u, k, g, _with_log(snapshot_path, pending, u.shape[2]))
+                passed = fold(base, u, k, g, _with_log(snapshot_path, pending, resumes, u.shape[2]))
             full = live
             if pending is not None:
                 # What is pending in a slot is not of a row that started afresh.
                 full = live & (~resumes | (pending + path.sum(1) > records.delta.log))
             if not on_host or pending is None or bool(full.any()):
-                new = fold(base, u, k, g, _with_log(path, pending, u.shape[2]))
+                new = fold(base, u, k, g, _with_log(path, pending, resumes, u.shape[2]))
                 recurrent.write(layer_id, slots, new, full)
             if pending is not None:
                 _append(recurrent, layer_id, slots, live & ~full, path, pending, tree=tree)
@@ -450,7 +450,7 @@ def _with_log(path: Tensor, pending: Tensor | None, resumes: Tensor, places: int
     place = torch.arange(places, device=path.device) - pending[:, None]  # [B, P]
     drafts = path.shape[1]
     on_path = path.gather(1, place.clamp(0, drafts - 1).to(torch.int64))
-    return ((place < 0) & resumes[:, None]) | ((place < drafts) & on_path)
+    return torch.where(place < 0, resumes[:, None], (place < drafts) & on_path)
 
 
 def _append(
