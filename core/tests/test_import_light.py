@@ -17,7 +17,7 @@ NEEDS_TORCH = [
     "ExportedState",
     "Backend",
 ]
-NEEDS_TORCH += ["ShortConvMetadata", "load_backend", "nn", "reference"]
+NEEDS_TORCH += ["GatedDelta", "ShortConvMetadata", "load_backend", "nn", "reference"]
 NEEDS_TORCH += [
     "choose_device",
     "plan",
