@@ -34,7 +34,7 @@ _STATIC: Final[list[Rule[Any]]] = [rule for module in _MODULES for rule in modul
 
 #: The static half, in the order of the ids.
 RULES: Final[dict[str, Rule[Any]]] = {
-    rule.text.id: rule for rule in sorted(_STATIC, key=lambda rule: rule.text.id)
+    rule.id: rule for rule in sorted(_STATIC, key=lambda rule: rule.id)
 }
 
 #: What is told of every rule, those of behaviour included.

@@ -12,7 +12,7 @@ from ..findings import Finding, Where
 from ..source.hook_specs import Hook
 from ..source.methods import Method, own_nodes
 from ..source.resolve import ClassRef
-from .rule import Rule, Text
+from .rule import Rule
 from .subjects import ClassSubject, implemented, where_of
 
 __all__ = ["RULES"]
@@ -21,20 +21,18 @@ _ATTRIBUTES: Final = ("forward_metadata", "pool")
 
 
 class UnknownHook(Rule[ClassSubject]):
-    """Marked methods that are named like no hook."""
+    """Every marked method is named like a hook, or says which by specname.
 
-    text = Text(
-        "SCV201",
-        "unknown hook",
-        "Every marked method is named like a hook, or says which by specname.",
-        why="pluggy registers a misspelt hook and never calls it.",
-        example="@hookimpl\ndef update_mamba_state_after_mtp_verfy(self, ...): ...",
-        fix="Rename the method to the hook's name.",
-    )
+    pluggy registers a misspelt hook and never calls it.
+    """
+
+    id = "SCV201"
+    name = "unknown hook"
+    example = "@hookimpl\ndef update_mamba_state_after_mtp_verfy(self, ...): ..."
+    fix = "Rename the method to the hook's name."
     scope = ClassSubject
 
     def check(self, subject: ClassSubject) -> Iterator[Finding]:
-        """Yield marked methods that are named like no hook."""
         for _, methods in subject.with_hooks:
             for hook, variants in implemented(methods).items():
                 if hook not in subject.hooks:
@@ -47,22 +45,19 @@ class UnknownHook(Rule[ClassSubject]):
 
 
 class MissingMarker(Rule[ClassSubject]):
-    """Methods that are named like a hook and not marked."""
+    """Every implementation carries @sconv.hookimpl, overrides included.
 
-    text = Text(
-        "SCV202",
-        "marker missing",
-        "Every implementation carries @sconv.hookimpl, overrides included.",
-        why="An unmarked method is invisible: a subclass that overrides a marked method without"
-        " the marker removes the hook.",
-        example="class Npu(Base):\n"
-        "    def short_conv(self, ...): ...  # Base.short_conv was marked",
-        fix="Mark it with @sconv.hookimpl.",
-    )
+    An unmarked method is invisible: a subclass that overrides a marked method without the marker
+    removes the hook.
+    """
+
+    id = "SCV202"
+    name = "marker missing"
+    example = "class Npu(Base):\n    def short_conv(self, ...): ...  # Base.short_conv was marked"
+    fix = "Mark it with @sconv.hookimpl."
     scope = ClassSubject
 
     def check(self, subject: ClassSubject) -> Iterator[Finding]:
-        """Yield methods that are named like a hook and not marked."""
         for order, methods in subject.with_hooks:
             for hook in subject.hooks.values():
                 for method in methods.get(hook.name, ()):
@@ -72,22 +67,19 @@ class MissingMarker(Rule[ClassSubject]):
 
 
 class AbsentHook(Rule[ClassSubject]):
-    """Required hooks and attributes that a backend does not have."""
+    """A backend implements every required hook and has pool and a writable forward_metadata.
 
-    text = Text(
-        "SCV207",
-        "hook or attribute absent",
-        "A backend implements every required hook and has pool and a writable forward_metadata.",
-        why="The engine calls every one of them; a missing commit leaves the state of rejected"
-        " tokens.",
-        example="class Npu: ...  # no update_mamba_state_after_mtp_verify",
-        fix="Implement the hook, or inherit it from sconv.plugin.TorchBackend.",
-    )
+    The engine calls every one of them; a missing commit leaves the state of rejected tokens.
+    """
+
+    id = "SCV207"
+    name = "hook or attribute absent"
+    example = "class Npu: ...  # no update_mamba_state_after_mtp_verify"
+    fix = "Implement the hook, or inherit it from sconv.plugin.TorchBackend."
     scope = ClassSubject
     foreign = True
 
     def check(self, subject: ClassSubject) -> Iterator[Finding]:
-        """Yield required hooks and attributes that a backend does not have."""
         if not subject.whole or subject.unseen:
             return
         where, name_of_class = subject.where, subject.ref.node.name
@@ -129,20 +121,18 @@ class AbsentHook(Rule[ClassSubject]):
 
 
 class ImplementedTwice(Rule[ClassSubject]):
-    """Hooks that several methods of one class implement."""
+    """One class implements a hook once.
 
-    text = Text(
-        "SCV208",
-        "hook implemented twice",
-        "One class implements a hook once.",
-        why="Of two implementations one is called, depending on the order of registration.",
-        example='@hookimpl(specname="warmup")\ndef compile(self): ...  # beside warmup itself',
-        fix="Keep one of them.",
-    )
+    Of two implementations one is called, depending on the order of registration.
+    """
+
+    id = "SCV208"
+    name = "hook implemented twice"
+    example = '@hookimpl(specname="warmup")\ndef compile(self): ...  # beside warmup itself'
+    fix = "Keep one of them."
     scope = ClassSubject
 
     def check(self, subject: ClassSubject) -> Iterator[Finding]:
-        """Yield hooks that several methods of one class implement."""
         for _, methods in subject.with_hooks:
             for hook, variants in implemented(methods).items():
                 names = dict.fromkeys(method.name for method in variants)
@@ -155,20 +145,18 @@ class ImplementedTwice(Rule[ClassSubject]):
 
 
 class MarkerOption(Rule[ClassSubject]):
-    """Options of the marker that are not an implementation's."""
+    """The marker of an implementation has no wrapper, hookwrapper or optionalhook.
 
-    text = Text(
-        "SCV209",
-        "marker option",
-        "The marker of an implementation has no wrapper, hookwrapper or optionalhook.",
-        why="wrapper is for observers; optionalhook hides a misspelt name from every check.",
-        example="@hookimpl(optionalhook=True)\ndef warm_up(self): ...",
-        fix="Remove the option.",
-    )
+    wrapper is for observers; optionalhook hides a misspelt name from every check.
+    """
+
+    id = "SCV209"
+    name = "marker option"
+    example = "@hookimpl(optionalhook=True)\ndef warm_up(self): ..."
+    fix = "Remove the option."
     scope = ClassSubject
 
     def check(self, subject: ClassSubject) -> Iterator[Finding]:
-        """Yield options of the marker that are not an implementation's."""
         for _, methods in subject.with_hooks:
             for hook, variants in implemented(methods).items():
                 for method in variants if hook in subject.hooks else ():

@@ -22,7 +22,7 @@ from .discovery import (
     literal_capabilities,
     told,
 )
-from .rule import Rule, Text
+from .rule import Rule
 from .subjects import Undeclared
 from .unverifiable import CLASS, question
 
@@ -37,22 +37,20 @@ _CHOICES: Final = {
 
 
 class EntryPointRule(Rule[DeclaredBackend | Undeclared]):
-    """Entry points that do not name a plugin object, and distributions without one."""
+    """The entry point names an object of a class with sconv_backend, under a name of its own.
 
-    text = Text(
-        "SCV203",
-        "entry point",
-        "The entry point names an object of a class with sconv_backend, under a name of its own.",
-        why="A plugin whose entry point does not resolve is listed as broken, and nothing else of"
-        " it runs.",
-        example='[project.entry-points."sconv.backends"]\n'
-        'npu = "sconv_npu.plugin:NpuPlugin"  # a class',
-        fix="Let it name an instance: plugin = NpuPlugin().",
+    A plugin whose entry point does not resolve is listed as broken, and nothing else of it runs.
+    """
+
+    id = "SCV203"
+    name = "entry point"
+    example = (
+        '[project.entry-points."sconv.backends"]\nnpu = "sconv_npu.plugin:NpuPlugin"  # a class'
     )
+    fix = "Let it name an instance: plugin = NpuPlugin()."
     scope = DeclaredBackend | Undeclared
 
     def check(self, subject: DeclaredBackend | Undeclared) -> Iterator[Finding]:
-        """Yield what is wrong with a declaration, or that there is none."""
         if isinstance(subject, Undeclared):
             yield self._undeclared(subject)
             return
@@ -93,22 +91,20 @@ class EntryPointRule(Rule[DeclaredBackend | Undeclared]):
 
 
 class ContractVersion(Rule[DeclaredBackend]):
-    """Contract versions that cannot be read, or that this core does not keep."""
+    """BackendInfo.contract is a literal (major, minor), or a Final one of the same module, that
+    this core keeps.
 
-    text = Text(
-        "SCV205",
-        "contract version",
-        "BackendInfo.contract is a literal (major, minor), or a Final one of the same module, that"
-        " this core keeps.",
-        why="A computed version cannot be read without importing the plugin, and one of another"
-        " major is refused at load.",
-        example="BackendInfo(..., contract=sconv.CONTRACT_VERSION)",
-        fix=f"Write the version that the plugin was made for, such as contract={CONTRACT_VERSION}.",
-    )
+    A computed version cannot be read without importing the plugin, and one of another major is
+    refused at load.
+    """
+
+    id = "SCV205"
+    name = "contract version"
+    example = "BackendInfo(..., contract=sconv.CONTRACT_VERSION)"
+    fix = f"Write the version that the plugin was made for, such as contract={CONTRACT_VERSION}."
     scope = DeclaredBackend
 
     def check(self, subject: DeclaredBackend) -> Iterator[Finding]:
-        """Yield versions that are computed, malformed, or of another major."""
         for description in subject.descriptions:
             expression = description.fields.get("contract")
             if expression is not None:
@@ -138,22 +134,18 @@ class ContractVersion(Rule[DeclaredBackend]):
 
 
 class FactoryRule(Rule[DeclaredBackend]):
-    """Factories that cannot be imported, or called as they will be."""
+    """BackendInfo.factory is a literal "module:attr" that can be called with spec, device and pool.
 
-    text = Text(
-        "SCV211",
-        "factory",
-        'BackendInfo.factory is a literal "module:attr" that can be called with spec, device and'
-        " pool.",
-        why="It is imported when the backend is selected; a wrong reference fails in front of the"
-        " user.",
-        example='BackendInfo(..., factory="sconv_npu.backend:creat")',
-        fix="Let it name a function or class that takes spec, device and pool by name.",
-    )
+    It is imported when the backend is selected; a wrong reference fails in front of the user.
+    """
+
+    id = "SCV211"
+    name = "factory"
+    example = 'BackendInfo(..., factory="sconv_npu.backend:creat")'
+    fix = "Let it name a function or class that takes spec, device and pool by name."
     scope = DeclaredBackend
 
     def check(self, subject: DeclaredBackend) -> Iterator[Finding]:
-        """Yield what is wrong with a factory's name and with what it names."""
         for factory in subject.factories:
             yield from _not_a_string(self, subject.run.project, factory.description, "factory")
             for trouble in factory.troubles:
@@ -161,20 +153,18 @@ class FactoryRule(Rule[DeclaredBackend]):
 
 
 class Probe(Rule[DeclaredBackend]):
-    """Probes that take arguments, or answer something else."""
+    """The probe takes nothing and answers Available(priority) or Unavailable(reason).
 
-    text = Text(
-        "SCV212",
-        "probe",
-        "The probe takes nothing and answers Available(priority) or Unavailable(reason).",
-        why="A bool gives a user no reason, and a probe that raises is listed as broken.",
-        example="def probe():\n    return torch_npu is not None",
-        fix="Return sconv.Available(priority) or sconv.Unavailable('what is missing').",
-    )
+    A bool gives a user no reason, and a probe that raises is listed as broken.
+    """
+
+    id = "SCV212"
+    name = "probe"
+    example = "def probe():\n    return torch_npu is not None"
+    fix = "Return sconv.Available(priority) or sconv.Unavailable('what is missing')."
     scope = DeclaredBackend
 
     def check(self, subject: DeclaredBackend) -> Iterator[Finding]:
-        """Yield what is wrong with a probe."""
         project = subject.run.project
         for description in subject.descriptions:
             place, expression = description.place, description.fields.get("probe")
@@ -240,21 +230,18 @@ class Probe(Rule[DeclaredBackend]):
 
 
 class DescriptionRule(Rule[DeclaredBackend]):
-    """Descriptions with fields that do not exist, or of other types."""
+    """sconv_backend() returns a BackendInfo with the fields that it has, of the right types.
 
-    text = Text(
-        "SCV213",
-        "description",
-        "sconv_backend() returns a BackendInfo with the fields that it has, of the right types.",
-        why="A wrong field is a TypeError at discovery, and a misspelt capability is never"
-        " matched.",
-        example='Capabilities(window_axes=("times",))',
-        fix="Correct the field; sconv.BackendInfo and sconv.Capabilities list them.",
-    )
+    A wrong field is a TypeError at discovery, and a misspelt capability is never matched.
+    """
+
+    id = "SCV213"
+    name = "description"
+    example = 'Capabilities(window_axes=("times",))'
+    fix = "Correct the field; sconv.BackendInfo and sconv.Capabilities list them."
     scope = DeclaredBackend
 
     def check(self, subject: DeclaredBackend) -> Iterator[Finding]:
-        """Yield what is wrong with what ``sconv_backend`` returns."""
         project = subject.run.project
         for trouble in subject.undescribed:
             yield told(self, subject.run, trouble, DeclaredBackend)

@@ -11,7 +11,7 @@ from ..source.methods import own_nodes
 from ..source.resolve import Place, Project, Source, absolute
 from ..source.scopes import statements
 from .discovery import Description, Discovered
-from .rule import Rule, Text
+from .rule import Rule
 
 __all__ = ["RULES"]
 
@@ -29,21 +29,19 @@ _ACCELERATORS: Final = frozenset(
 
 
 class DiscoveryImports(Rule[Discovered]):
-    """Accelerator libraries that discovery imports."""
+    """Neither what the entry point imports nor the probe imports an accelerator library.
 
-    text = Text(
-        "SCV204",
-        "accelerator imported at discovery",
-        "Neither what the entry point imports nor the probe imports an accelerator library.",
-        why="Discovery imports every installed plugin and asks its probe; one that imports torch"
-        " costs seconds, and one whose device library is missing cannot say so in words.",
-        example="import torch_npu  # in the module that the entry point names, or in its probe",
-        fix="Import it in the module of the factory; ask find_spec in the probe.",
-    )
+    Discovery imports every installed plugin and asks its probe; one that imports torch costs
+    seconds, and one whose device library is missing cannot say so in words.
+    """
+
+    id = "SCV204"
+    name = "accelerator imported at discovery"
+    example = "import torch_npu  # in the module that the entry point names, or in its probe"
+    fix = "Import it in the module of the factory; ask find_spec in the probe."
     scope = Discovered
 
     def check(self, subject: Discovered) -> Iterator[Finding]:
-        """Yield what discovery imports, through this package and core."""
         project = subject.backend.run.project
         module = subject.backend.point.value.partition(":")[0].strip()
         own = {module.partition(".")[0], "sconv"}

@@ -12,7 +12,7 @@ from sconv.discovery.moved import MOVED
 
 from ..findings import Finding, Where
 from ..source.resolve import Project, absolute
-from .rule import Rule, Text
+from .rule import Rule
 from .subjects import Module
 
 __all__ = ["RULES"]
@@ -22,21 +22,19 @@ _DOORS: Final = ("sconv", "sconv.plugin", "sconv.testing")
 
 
 class PrivateImports(Rule[Module]):
-    """Imports of modules that core may move, rename or remove in any release."""
+    """A plugin imports core's names from sconv, sconv.plugin and, in tests, sconv.testing.
 
-    text = Text(
-        "SCV214",
-        "private import",
-        "A plugin imports core's names from sconv, sconv.plugin and, in tests, sconv.testing.",
-        why="Every other module of sconv is private: it may move or go in any release, and then the"
-        " plugin does not import.",
-        example="from sconv.torch_backend.backend import TorchBackend",
-        fix="Import the name from sconv.plugin or sconv; docs/reference/plugin-door.md lists them.",
-    )
+    Every other module of sconv is private: it may move or go in any release, and then the plugin
+    does not import.
+    """
+
+    id = "SCV214"
+    name = "private import"
+    example = "from sconv.torch_backend.backend import TorchBackend"
+    fix = "Import the name from sconv.plugin or sconv; docs/reference/plugin-door.md lists them."
     scope = Module
 
     def check(self, subject: Module) -> Iterator[Finding]:
-        """Yield the private modules that a file imports, each with what to write instead."""
         source = subject.source
         for statement, _ in source.statements:
             if not isinstance(statement, ast.Import | ast.ImportFrom):

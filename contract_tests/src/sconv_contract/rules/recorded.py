@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 
 from ..findings import Finding, Severity
 from ..graph_scan.evaluator import BreachKind
-from .rule import Rule, Text
+from .rule import Rule
 from .subjects import Recording
 
 __all__ = ["RULES"]
@@ -27,81 +27,76 @@ class _Recorded(Rule[Recording]):
 
 
 class HostSync(_Recorded):
-    """Values that are handed to the host."""
+    """An in-graph hook, and what it calls, hands no device value to the host.
 
-    text = Text(
-        "SCV301",
-        "host sync in graph",
-        "An in-graph hook, and what it calls, hands no device value to the host.",
-        why="A capture fails at a sync, or freezes the value of that moment into every replay.",
-        example="def init_forward_metadata_in_graph(self, forward_batch):\n"
-        "    tokens = forward_batch.extend_seq_lens.sum().item()",
-        fix="Do it in init_forward_metadata_out_graph, or keep the value on the device.",
+    A capture fails at a sync, or freezes the value of that moment into every replay.
+    """
+
+    id = "SCV301"
+    name = "host sync in graph"
+    example = (
+        "def init_forward_metadata_in_graph(self, forward_batch):\n"
+        "    tokens = forward_batch.extend_seq_lens.sum().item()"
     )
+    fix = "Do it in init_forward_metadata_out_graph, or keep the value on the device."
     kind = BreachKind.SYNC
 
 
 class GraphAllocation(_Recorded):
-    """Tensors that are made where a replay needs the old ones."""
+    """init_forward_metadata_in_graph allocates nothing, and no in-graph hook keeps a new tensor.
 
-    text = Text(
-        "SCV302",
-        "allocation in graph",
-        "init_forward_metadata_in_graph allocates nothing, and no in-graph hook keeps a new"
-        " tensor.",
-        why="A replay runs no Python, so a tensor made there is at another address than the"
-        " captured one. Where the shape is static and the tensor dies with the call it may be"
-        " harmless.",
-        example="def init_forward_metadata_in_graph(self, forward_batch):\n"
-        "    self._index = torch.arange(forward_batch.batch_size)",
-        fix="Allocate it in init_graph_state and fill it with out= or copy_.",
-        severity=Severity.WARNING,
+    A replay runs no Python, so a tensor made there is at another address than the captured one.
+    Where the shape is static and the tensor dies with the call it may be harmless.
+    """
+
+    id = "SCV302"
+    name = "allocation in graph"
+    example = (
+        "def init_forward_metadata_in_graph(self, forward_batch):\n"
+        "    self._index = torch.arange(forward_batch.batch_size)"
     )
+    fix = "Allocate it in init_graph_state and fill it with out= or copy_."
+    severity = Severity.WARNING
     kind = BreachKind.ALLOCATION
 
 
 class DynamicShape(_Recorded):
-    """Shapes that depend on values."""
+    """No tensor of an in-graph hook has a shape that depends on values.
 
-    text = Text(
-        "SCV303",
-        "data-dependent shape in graph",
-        "No tensor of an in-graph hook has a shape that depends on values.",
-        why="A graph has one shape; nonzero and indexing with a mask ask the device how many there"
-        " are.",
-        example="live = slots[slots >= 0]",
-        fix="Keep the full shape and select with torch.where, or write unused rows to the dummy"
-        " slot.",
-    )
+    A graph has one shape; nonzero and indexing with a mask ask the device how many there are.
+    """
+
+    id = "SCV303"
+    name = "data-dependent shape in graph"
+    example = "live = slots[slots >= 0]"
+    fix = "Keep the full shape and select with torch.where, or write unused rows to the dummy slot."
     kind = BreachKind.DYNAMIC_SHAPE
 
 
 class PythonDecision(_Recorded):
-    """Decisions of Python by the value of a tensor."""
+    """No in-graph hook decides in Python by the value of a tensor.
 
-    text = Text(
-        "SCV304",
-        "Python decision on a device value",
-        "No in-graph hook decides in Python by the value of a tensor.",
-        why="bool(tensor), int(tensor), if, while, assert and slice bounds sync; the branch taken"
-        " at capture is replayed for ever.",
-        example="if forward_batch.seq_lens.max() > 0:\n    ...",
-        fix="Select on the device with torch.where, or decide in the out-of-graph hook.",
-    )
+    bool(tensor), int(tensor), if, while, assert and slice bounds sync; the branch taken at capture
+    is replayed for ever.
+    """
+
+    id = "SCV304"
+    name = "Python decision on a device value"
+    example = "if forward_batch.seq_lens.max() > 0:\n    ..."
+    fix = "Select on the device with torch.where, or decide in the out-of-graph hook."
     kind = BreachKind.BRANCH
 
 
 class TensorOutput(_Recorded):
-    """Tensors that are printed, formatted or logged."""
+    """No in-graph hook prints, formats or logs a tensor.
 
-    text = Text(
-        "SCV305",
-        "tensor printed or logged in graph",
-        "No in-graph hook prints, formats or logs a tensor.",
-        why="Formatting a tensor copies it to the host, which is a sync.",
-        example='print("slots", slots)',
-        fix="Remove it, or print the shape.",
-    )
+    Formatting a tensor copies it to the host, which is a sync.
+    """
+
+    id = "SCV305"
+    name = "tensor printed or logged in graph"
+    example = 'print("slots", slots)'
+    fix = "Remove it, or print the shape."
     kind = BreachKind.OUTPUT
 
 

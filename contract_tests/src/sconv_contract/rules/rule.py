@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from types import UnionType
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
@@ -40,17 +41,31 @@ class Text:
 class Rule(Generic[S]):
     """One rule of the static half; a subclass is one rule, and its module is all there is of it.
 
+    The docstring of the class that has the id is its message: a summary, a blank line, and why.
+
     Attributes:
-        text: What is told of it.
+        id, name, fix, example, severity: As in :class:`Text`.
         scope: The kind of subject (:mod:`.subjects`) that it is asked about.
         foreign: It is told of a class that another distribution defines, too.
         is_question: It says what cannot be seen, and so is never left open itself.
     """
 
-    text: ClassVar[Text]
+    id: ClassVar[str]
+    name: ClassVar[str]
+    fix: ClassVar[str]
+    example: ClassVar[str]
+    severity: ClassVar[Severity] = Severity.ERROR
     scope: ClassVar[type[Any] | UnionType]
     foreign: ClassVar[bool] = False
     is_question: ClassVar[bool] = False
+
+    @cached_property
+    def text(self) -> Text:
+        """What is told of it."""
+        named = next(one for one in type(self).__mro__ if "id" in vars(one))
+        summary, _, why = (named.__doc__ or "").partition("\n\n")
+        summary, why = " ".join(summary.split()), " ".join(why.split())
+        return Text(self.id, self.name, summary, self.fix, why, self.example, self.severity)
 
     @property
     def scopes(self) -> tuple[type[Any], ...]:
@@ -75,10 +90,10 @@ class Rule(Generic[S]):
             path=str(where.path),
             line=where.line,
             column=where.column,
-            rule=self.text.id,
+            rule=self.id,
             message=message,
-            fix=fix or self.text.fix,
+            fix=fix or self.fix,
             hook=hook,
-            severity=self.text.severity,
+            severity=self.severity,
             leaves_open=leaves_open,
         )

@@ -51,7 +51,7 @@ class Run:
     def about(self, *scopes: type[Any]) -> tuple[str, ...]:
         """Return the ids of the rules that such subjects answer."""
         return tuple(
-            rule.text.id
+            rule.id
             for rule in self.rules
             if not rule.is_question and not set(scopes).isdisjoint(rule.scopes)
         )

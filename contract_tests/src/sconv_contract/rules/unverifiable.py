@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ..findings import Finding, Where
-from .rule import Rule, Text
+from .rule import Rule
 from .subjects import ClassSubject, Implementation, Recording, Run
 
 __all__ = ["CLASS", "Unverifiable", "question"]
@@ -15,17 +15,17 @@ CLASS: Final = (Implementation, ClassSubject, Recording)
 
 
 class Unverifiable(Rule[Any]):
-    """The text of the rule; :mod:`.patched_classes` is what it asks by itself."""
+    """Everything that decides whether the contract is kept can be read from the source.
 
-    text = Text(
-        "SCV206",
-        "unverifiable",
-        "Everything that decides whether the contract is kept can be read from the source.",
-        why="A base class, a decorator or a name that cannot be followed may break any rule; what"
-        " cannot be seen is not counted as kept.",
-        example='setattr(Npu, "warmup", build())',
-        fix="Define it with def in a class that can be seen, or install the package that it comes"
-        " from.",
+    A base class, a decorator or a name that cannot be followed may break any rule; what cannot be
+    seen is not counted as kept.
+    """
+
+    id = "SCV206"
+    name = "unverifiable"
+    example = 'setattr(Npu, "warmup", build())'
+    fix = (
+        "Define it with def in a class that can be seen, or install the package that it comes from."
     )
     is_question = True
 
