@@ -33,7 +33,9 @@ def running() -> Iterator[dict[str, subprocess.Popen[str]]]:
     pytest.importorskip("sconv_contract", reason="the device comes with sconv-contract")
     # One thread each: a simulated operator is too small to share, and there are two processes.
     variables = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "sconv_contract.simulated_npu", "--", "pytest", "-q"]
+    # Workers of pytest-xdist would be processes without the device.
+    pytest_here = ["pytest", "-q", "-n", "0"]
+    command = [sys.executable, "-m", "sconv_contract.simulated_npu", "--", *pytest_here]
     started = {
         group: subprocess.Popen(
             [*command, "-p", "no:cacheprovider", *(str(FOLDER / file) for file in files)],

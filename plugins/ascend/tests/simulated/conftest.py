@@ -1,6 +1,6 @@
 """Tests on a simulated npu device. They need a process of their own: ``test_simulated.py`` runs it.
 
-By hand: ``python -m sconv_contract.simulated_npu -- pytest plugins/ascend/tests/simulated``.
+By hand: ``python -m sconv_contract.simulated_npu -- pytest -n 0 plugins/ascend/tests/simulated``.
 """
 
 from __future__ import annotations
