@@ -20,9 +20,9 @@ from hypothesis import HealthCheck, settings
 import sconv
 import sconv.discovery.selection
 from sconv import StateSpec, Stream
-from sconv.discovery.info import Available, BackendInfo, Broken, Origin
 from sconv.discovery.load_check import check_implementation
 from sconv.errors import ContractError
+from sconv.hookspecs import Available, BackendInfo, Broken, Origin
 
 settings.register_profile(
     "repeatable",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import sconv
-from sconv.discovery.info import Available, BackendInfo
 from sconv.discovery.moved import MOVED
 from sconv.discovery.selection import resolve_factory, select
 from sconv.errors import BackendUnavailableError, PluginError
+from sconv.hookspecs import Available, BackendInfo
 
 
 def _method(head: str, mark: str = "@hookimpl") -> str:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import sconv
-from sconv.discovery.info import Available, Broken, Origin, Unavailable
 from sconv.discovery.installed import damaged_metadata, entries
 from sconv.discovery.selection import resolve_factory, select
 from sconv.errors import BackendNotFoundError, BackendUnavailableError, PluginError
+from sconv.hookspecs import Available, Broken, Origin, Unavailable
 
 
 def _only_line(caplog: pytest.LogCaptureFixture) -> logging.LogRecord:

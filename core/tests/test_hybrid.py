@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from sconv import ForwardBatch, ForwardMode, StateSpec, Stream
-from sconv.discovery.info import Available, BackendInfo
 from sconv.discovery.load_check import bind
 from sconv.discovery.observers import Observers
 from sconv.engine.backend import Backend
 from sconv.engine.hybrid import FullAttentionBackend, HybridBackend, wrap_for_draft_extend
 from sconv.errors import ContractError
+from sconv.hookspecs import Available, BackendInfo
 from sconv.torch_backend.backend import TorchBackend
 
 K = 4

@@ -10,7 +10,7 @@ import torch
 import sconv
 import sconv.discovery.selection
 import sconv.engine.loading
-from sconv.discovery.info import Available, BackendInfo, Capabilities
+from sconv.hookspecs import Available, BackendInfo, Capabilities
 from sconv.torch_backend.backend import TorchBackend
 
 ALL = Capabilities(graph_capture=False, trees=True, rollback=True)

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from sconv import ForwardBatch, StateSpec, Stream
-from sconv.discovery.info import Available, BackendInfo
 from sconv.discovery.load_check import bind
 from sconv.discovery.observers import Observers
 from sconv.engine.backend import Backend
 from sconv.engine.nn import ShortConvolution
 from sconv.engine.sharding import Part
 from sconv.errors import MetadataError, SpecError
+from sconv.hookspecs import Available, BackendInfo
 from sconv.torch_backend.backend import TorchBackend
 
 D, K = 3, 4

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 import sconv
-from sconv.discovery.info import Available, BackendInfo
 from sconv.discovery.load_check import bind
 from sconv.discovery.observers import Observers
 from sconv.engine.loading import load_backend
 from sconv.errors import ContractError, PluginError
-from sconv.hookspecs import hookimpl
+from sconv.hookspecs import Available, BackendInfo, hookimpl
 
 INFO = BackendInfo("npu", "npu", (1, 0), "m:f", lambda: Available(1))
 

@@ -16,21 +16,6 @@ from ._exports import lazy_names
 
 if TYPE_CHECKING:
     from . import reference as reference
-    from .discovery.info import (
-        Available as Available,
-    )
-    from .discovery.info import (
-        BackendInfo as BackendInfo,
-    )
-    from .discovery.info import (
-        Capabilities as Capabilities,
-    )
-    from .discovery.info import (
-        Origin as Origin,
-    )
-    from .discovery.info import (
-        Unavailable as Unavailable,
-    )
     from .discovery.selection import backends as backends
     from .discovery.torch_failure import torch_failure as torch_failure
     from .engine import nn as nn
@@ -129,6 +114,21 @@ if TYPE_CHECKING:
         CONTRACT_VERSION as CONTRACT_VERSION,
     )
     from .hookspecs import (
+        Available as Available,
+    )
+    from .hookspecs import (
+        BackendInfo as BackendInfo,
+    )
+    from .hookspecs import (
+        Capabilities as Capabilities,
+    )
+    from .hookspecs import (
+        Origin as Origin,
+    )
+    from .hookspecs import (
+        Unavailable as Unavailable,
+    )
+    from .hookspecs import (
         hookimpl as hookimpl,
     )
     from .state.exported import ExportedState as ExportedState
@@ -167,7 +167,6 @@ if TYPE_CHECKING:
 
 #: Where each public name is defined. Type checkers read the imports above.
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
-    "discovery.info": ("Available", "BackendInfo", "Capabilities", "Origin", "Unavailable"),
     "discovery.selection": ("backends",),
     "discovery.torch_failure": ("torch_failure",),
     "engine.backend": ("Backend",),
@@ -198,7 +197,15 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "SpecError",
         "TorchUnavailableError",
     ),
-    "hookspecs": ("CONTRACT_VERSION", "hookimpl"),
+    "hookspecs": (
+        "CONTRACT_VERSION",
+        "Available",
+        "BackendInfo",
+        "Capabilities",
+        "Origin",
+        "Unavailable",
+        "hookimpl",
+    ),
     "state.exported": ("ExportedState",),
     "state.gated_delta": ("GatedDelta",),
     "state.pool": ("ConvStatePool",),

@@ -13,18 +13,6 @@ from typing import TYPE_CHECKING, Final
 from ._exports import lazy_names
 
 if TYPE_CHECKING:
-    from .discovery.info import (
-        Available as Available,
-    )
-    from .discovery.info import (
-        BackendInfo as BackendInfo,
-    )
-    from .discovery.info import (
-        Capabilities as Capabilities,
-    )
-    from .discovery.info import (
-        Unavailable as Unavailable,
-    )
     from .discovery.load_check import (
         check_discovery as check_discovery,
     )
@@ -42,6 +30,18 @@ if TYPE_CHECKING:
     )
     from .hookspecs import (
         CONTRACT_VERSION as CONTRACT_VERSION,
+    )
+    from .hookspecs import (
+        Available as Available,
+    )
+    from .hookspecs import (
+        BackendInfo as BackendInfo,
+    )
+    from .hookspecs import (
+        Capabilities as Capabilities,
+    )
+    from .hookspecs import (
+        Unavailable as Unavailable,
     )
     from .hookspecs import (
         hookimpl as hookimpl,
@@ -111,10 +111,16 @@ if TYPE_CHECKING:
 
 #: Where each name is defined. Type checkers read the imports above.
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
-    "discovery.info": ("Available", "BackendInfo", "Capabilities", "Unavailable"),
     "discovery.load_check": ("check_discovery", "check_implementation"),
     "engine.graphs": ("CapturedStep", "capture", "has_graphs"),
-    "hookspecs": ("CONTRACT_VERSION", "hookimpl"),
+    "hookspecs": (
+        "CONTRACT_VERSION",
+        "Available",
+        "BackendInfo",
+        "Capabilities",
+        "Unavailable",
+        "hookimpl",
+    ),
     "messages": ("kind_of", "one_line_error"),
     "state.recurrent": ("DeltaRecords", "RecurrentState", "fold"),
     "state.windows": (

@@ -218,7 +218,7 @@ class Probe(Rule[DeclaredBackend]):
             }:
                 yield self.found(where, f"the probe returns {ast.unparse(answer)}, which is a bool")
             given = [*answer.args, *(keyword.value for keyword in answer.keywords)]
-            if paths & {"sconv.Available", "sconv.discovery.info.Available"} and len(given) == 1:
+            if paths & {"sconv.Available", "sconv.hookspecs.Available"} and len(given) == 1:
                 try:
                     priority = project.constant(given[0], place)
                 except ValueError:

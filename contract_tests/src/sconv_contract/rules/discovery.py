@@ -25,7 +25,7 @@ __all__ = ["DeclaredBackend", "Description", "Discovered", "Factory", "Trouble",
 
 Own: TypeAlias = tuple[str, ClassRef] | None
 
-_INFO: Final = frozenset({"sconv.BackendInfo", "sconv.discovery.info.BackendInfo"})
+_INFO: Final = frozenset({"sconv.BackendInfo", "sconv.hookspecs.BackendInfo"})
 
 _FOLLOWED: Final = (
     "Let each return call a class by its name: if spec.kernel_size < 4: return Small(spec=spec, …);"

@@ -6,7 +6,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -15,23 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from .errors import HostSync, SilentFallback, UnlistedOperator
-from .state import settings, thread
+from .state import Region, settings, thread
 
-__all__ = ["Region", "count", "count_operator", "count_sync", "region"]
-
-
-@dataclass(frozen=True)
-class Region:
-    """One audit region; see :func:`region`."""
-
-    in_graph: bool
-    cpu: Literal["refuse", "count"]
-    allow: frozenset[str] | None
-    counters: Counter[str] = field(default_factory=Counter)
-
-    def allows(self, operator: str, overload: str) -> bool:
-        """Whether the plugin lists an operator."""
-        return self.allow is None or operator in self.allow or overload in self.allow
+__all__ = ["count", "count_operator", "count_sync", "region"]
 
 
 @contextmanager

@@ -5,18 +5,16 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .errors import MixedDevice, SimulationError, StaleAddress
+from .kernels import Kernel
 from .memory import Allocation, memory, on_device
 from .operands import ShapeSide, tensors_in
 from .races import refuse_race
-
-if TYPE_CHECKING:
-    from .kernels import Kernel
 
 __all__ = ["Capture"]
 

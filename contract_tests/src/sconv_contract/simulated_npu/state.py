@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Final, Literal
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Protocol
 
-if TYPE_CHECKING:
-    from .audit import Region
-    from .capture import Capture
-    from .streams import Stream
-
-__all__ = ["Settings", "SyncMode", "Thread", "settings", "thread"]
+__all__ = ["Recorder", "Region", "Settings", "SyncMode", "Thread", "settings", "thread"]
 
 SyncMode = Literal["default", "warn", "error"]
+
+
+@dataclass(frozen=True)
+class Region:
+    """One audit region; see :func:`.audit.region`."""
+
+    in_graph: bool
+    cpu: Literal["refuse", "count"]
+    allow: frozenset[str] | None
+    counters: Counter[str] = field(default_factory=Counter)
+
+    def allows(self, operator: str, overload: str) -> bool:
+        """Whether the plugin lists an operator."""
+        return self.allow is None or operator in self.allow or overload in self.allow
+
+
+class Recorder(Protocol):
+    """What kernels ask of a capture in progress; see :class:`.capture.Capture`."""
+
+    def fail(self, why: str) -> None:
+        """Note that it cannot become a graph."""
+
+    def record(self, kernel: Any, args: Sequence[Any], kwargs: dict[str, Any], index: int) -> Any:
+        """Note a call and return its results, whose values nobody has computed."""
 
 
 class Thread(threading.local):
@@ -20,7 +42,6 @@ class Thread(threading.local):
 
     Attributes:
         device: Its current device.
-        streams: Its current stream of each device, where it is not the default one.
         regions: Audit regions it is in, the innermost last.
         capture: The capture in progress, if any.
     """
@@ -28,8 +49,7 @@ class Thread(threading.local):
     def __init__(self) -> None:
         self.device = 0
         self.regions: list[Region] = []
-        self.streams: dict[int, Stream] = {}
-        self.capture: Capture | None = None
+        self.capture: Recorder | None = None
 
 
 class Settings:

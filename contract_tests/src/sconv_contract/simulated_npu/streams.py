@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,16 @@ __all__ = [
 ]
 
 _numbers: Final = itertools.count(1)
+
+
+class _Current(threading.local):
+    """The current stream of each device in a thread, where it is not the default one."""
+
+    def __init__(self) -> None:
+        self.streams: dict[int, Stream] = {}
+
+
+_current: Final = _Current()
 
 
 class Stream:
@@ -117,12 +128,12 @@ def default_stream(device: Any = None) -> Stream:
 
 def current_stream(device: Any = None) -> Stream:
     """Return the stream that the thread uses."""
-    return thread.streams.get(index_of(device)) or default_stream(device)
+    return _current.streams.get(index_of(device)) or default_stream(device)
 
 
 def set_stream(stream: Stream) -> None:
     """Use a stream in this thread."""
-    thread.streams[stream.device_index] = stream
+    _current.streams[stream.device_index] = stream
     thread.device = stream.device_index
 
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from ..discovery.info import Available, BackendInfo, Broken, Unavailable
 from ..discovery.installed import damaged_metadata
 from ..discovery.name_conflicts import OWNERS
 from ..discovery.selection import ENVIRONMENT, choose, list_backends
 from ..errors import PluginError
+from ..hookspecs import Available, BackendInfo, Broken, Unavailable
 from ..messages import one_line
 from . import plugin_process
 from .plugin_process import PluginProcess

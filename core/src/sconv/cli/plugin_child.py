@@ -11,9 +11,9 @@ import os
 from dataclasses import asdict
 from typing import Any, Final
 
-from ..discovery.info import Available, BackendInfo, Broken, Unavailable
 from ..discovery.installed import Entry
 from ..discovery.selection import broken, describe
+from ..hookspecs import Available, BackendInfo, Broken, Unavailable
 from ..messages import one_line_error
 
 __all__ = ["main"]

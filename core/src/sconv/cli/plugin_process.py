@@ -19,10 +19,10 @@ from dataclasses import astuple
 from types import TracebackType
 from typing import IO, Any, Final
 
-from ..discovery.info import Available, BackendInfo, Broken, Capabilities, Origin, Unavailable
 from ..discovery.installed import Entry
 from ..discovery.selection import broken
 from ..errors import SconvError
+from ..hookspecs import Available, BackendInfo, Broken, Capabilities, Origin, Unavailable
 from ..messages import one_line
 
 __all__ = ["LIMIT", "NoAnswerError", "PluginProcess"]

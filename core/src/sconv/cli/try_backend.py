@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ..discovery.info import BackendInfo, Broken
 from ..discovery.installed import Entry
 from ..discovery.torch_failure import torch_failure
 from ..errors import SconvError
+from ..hookspecs import BackendInfo, Broken
 from ..messages import one_line, one_line_error
 from .plugin_process import NoAnswerError, PluginProcess
 

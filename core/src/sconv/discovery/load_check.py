@@ -22,11 +22,11 @@ from ..hookspecs import (
     MUST_USE,
     OPTIONAL_HOOKS,
     PROJECT_NAME,
+    BackendInfo,
     DiscoverySpec,
     StepSpec,
 )
 from ..messages import did_you_mean
-from .info import BackendInfo
 from .signatures import call_problems, definition, is_read, unwrapped
 
 __all__ = ["bind", "check_discovery", "check_implementation", "check_observer", "step_hooks"]

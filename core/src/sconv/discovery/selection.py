@@ -17,9 +17,18 @@ from typing import Any, Final
 import pluggy
 
 from ..errors import BackendNotFoundError, BackendUnavailableError, PluginError
-from ..hookspecs import CONTRACT_VERSION, PROJECT_NAME, DiscoverySpec
+from ..hookspecs import (
+    CONTRACT_VERSION,
+    PROJECT_NAME,
+    Available,
+    BackendInfo,
+    Broken,
+    Capabilities,
+    DiscoverySpec,
+    Origin,
+    Unavailable,
+)
 from ..messages import did_you_mean, one_line, one_line_error
-from .info import Available, BackendInfo, Broken, Capabilities, Origin, Unavailable
 from .installed import Entry, damaged_metadata, entries, import_attribute, is_reference
 from .load_check import check_discovery
 from .name_conflicts import OWNERS, contests, faults, qualified

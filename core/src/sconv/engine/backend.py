@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..discovery.info import BackendInfo
 from ..errors import BatchError, SpecError
+from ..hookspecs import BackendInfo
 from ..messages import kind_of
 from ..state.pool import ConvStatePool
 from ..state.spec import StateSpec

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ..discovery.info import BackendInfo
+    from ..hookspecs import BackendInfo
     from ..state.pool import ConvStatePool
     from ..state.spec import StateSpec
     from ..step.metadata import ShortConvMetadata

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from ..discovery.info import BackendInfo
 from ..discovery.load_check import bind
 from ..discovery.observers import Observers
 from ..discovery.selection import choose, resolve_factory, select
 from ..errors import BackendNotFoundError, ContractError, PluginError, SconvError, SpecError
+from ..hookspecs import BackendInfo
 from ..messages import kind_of, one_line_error
 from ..state.pool import ConvStatePool
 from ..state.spec import StateSpec, check_is_spec

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 from ..errors import SlotError
 
 if TYPE_CHECKING:
-    from .pool import ConvStatePool
+    from torch import Tensor
 
-__all__ = ["Announced", "Content", "PoolShadow", "SlotRecord"]
+__all__ = ["Announced", "Content", "PoolShadow", "Shadowed", "SlotRecord"]
 
 
 class Content(enum.Enum):
@@ -62,6 +62,21 @@ class Announced(Protocol):
         """Record its effect."""
 
 
+class Shadowed(Protocol):
+    """What a pool has that a shadow asks it for; see :class:`.pool.ConvStatePool`."""
+
+    @property
+    def adopted(self) -> bool:
+        """Whether the engine hands out the slots itself."""
+
+    @property
+    def layers(self) -> Sequence[Tensor]:
+        """The state of every layer; raises PoolError while the pool is not bound."""
+
+    def live_slots(self) -> Sequence[int]:
+        """Return the slots that are handed out."""
+
+
 class PoolShadow:
     """The slots of one pool. The pool reports its calls; checked backends report their steps.
 
@@ -71,7 +86,7 @@ class PoolShadow:
             engine's. False once something was captured: replays change it as well.
     """
 
-    def __init__(self, pool: ConvStatePool) -> None:
+    def __init__(self, pool: Shadowed) -> None:
         self._pool = pool
         self._records: dict[int, SlotRecord] = {}
         self._in_use: set[int] | None = None
