@@ -47,10 +47,10 @@ def installed(monkeypatch):
             )
         )
 
-    def backends():
+    def list_backends(ask):
         return sorted(infos, key=lambda info: -info.availability.priority)
 
-    monkeypatch.setattr(sconv.discovery.selection, "backends", backends)
+    monkeypatch.setattr(sconv.discovery.selection, "list_backends", list_backends)
     monkeypatch.delenv("SCONV_BACKEND", raising=False)
     return add
 
