@@ -55,7 +55,7 @@ def test_it_keeps_every_static_rule(plugin):
 def test_it_is_found_and_chosen_by_name_alone(plugin):
     rows = json.loads(_sconv(plugin, "backends", "--json").stdout)["backends"]
     (row,) = [row for row in rows if row["name"] == "my-npu"]
-    assert (row["state"], row["priority"], row["contract"]) == ("available", -1, "1.0")
+    assert (row["state"], row["priority"], row["contract"]) == ("available", -1, "1.1")
 
 
 def test_it_keeps_every_rule_of_behaviour(plugin, monkeypatch):

@@ -36,7 +36,7 @@ from ..messages import kind_of
 from .gated_delta import GatedDelta
 from .spec import StateSpec
 
-__all__ = ["DeltaRecords", "RecurrentState", "fold"]
+__all__ = ["DeltaRecords", "RecurrentState", "all_true", "fold", "row_nbytes", "slot_nbytes"]
 
 
 def fold(state: Tensor, u: Tensor, k: Tensor, g: Tensor, path: Tensor) -> Tensor:
@@ -66,11 +66,19 @@ def fold(state: Tensor, u: Tensor, k: Tensor, g: Tensor, path: Tensor) -> Tensor
     keys = keys.repeat_interleave(heads // k.shape[1], dim=1) * after.exp()  # [B, HV, P, dk]
     values = torch.where(on, u, 0)
     decayed = state.to(torch.float32) * from_here[:, :, :1].exp()
-    return torch.baddbmm(
-        decayed.flatten(0, 1),
+    decayed.view(rows * heads, dv, -1).baddbmm_(
         values.reshape(rows * heads, places, dv).transpose(1, 2),
         keys.reshape(rows * heads, places, -1),
-    ).view_as(decayed)
+    )
+    return decayed
+
+
+def all_true(mask: Tensor) -> bool:
+    """Whether a mask that a host can read is true throughout; False elsewhere.
+
+    Selecting costs a pass over the states, and most steps have nothing to select away.
+    """
+    return mask.device.type == "cpu" and type(mask) is Tensor and bool(mask.all())
 
 
 @dataclass
@@ -325,6 +333,8 @@ class RecurrentState:
             each[layer_id].index_select(0, rows) for each in (records.u, records.k, records.g)
         )
         pending = records.pending[layer_id].index_select(0, rows)
+        if all_true(pending == 0):
+            return base.to(torch.float32)
         held = torch.arange(u.shape[2], device=rows.device) < pending[:, None]
         folded = fold(base, u, k, g, held)
         return torch.where((pending > 0)[:, None, None, None], folded, base.to(torch.float32))
@@ -339,8 +349,9 @@ class RecurrentState:
             due: ``[B]`` bool.
         """
         layer = self.layers[layer_id]
-        old = layer.index_select(0, rows)
-        new = torch.where(due[:, None, None, None], states.to(layer.dtype), old)
+        new = states.to(layer.dtype)
+        if not all_true(due):
+            new = torch.where(due[:, None, None, None], new, layer.index_select(0, rows))
         layer.index_copy_(0, rows, new)
         if self.has_log:
             assert self.records is not None

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from ..state.recurrent import RecurrentState, fold
+from ..state.recurrent import RecurrentState, all_true, fold
 from ..step.metadata import ShortConvMetadata
 
 __all__ = ["BLOCK", "DeltaInputs", "activate", "commit", "draft", "extend", "solve"]
@@ -214,6 +214,8 @@ def _rows(tokens: DeltaInputs, rows: int) -> DeltaInputs:
 def _resumed(recurrent: RecurrentState, layer_id: int, meta: ShortConvMetadata) -> Tensor:
     """Return the rows' states, zero where a row starts afresh, whatever its slot holds."""
     state = recurrent.read(layer_id, meta.safe_idx)
+    if all_true(meta.cache_mask):
+        return state
     return torch.where(meta.cache_mask[..., None], state, 0)
 
 
@@ -420,7 +422,8 @@ def commit(
             index = slots if records.by_slot else row
             u, k, g = (each[layer_id].index_select(0, index) for each in _fields(recurrent))
             base = recurrent.layers[layer_id].index_select(0, slots)
-            base = torch.where(resumes[:, None, None, None], base, 0)
+            if not all_true(resumes):
+                base = torch.where(resumes[:, None, None, None], base, 0)
             pending = records.pending[layer_id].index_select(0, slots) if records.by_slot else None
             passed = None
             if snapshot_path is not None:
