@@ -10,6 +10,7 @@ import torch
 import sconv
 import sconv.discovery.selection
 import sconv.engine.loading
+from sconv.engine.loading import build
 from sconv.hookspecs import Available, BackendInfo, Capabilities
 from sconv.torch_backend.backend import TorchBackend
 
@@ -105,6 +106,23 @@ def test_spec_8_speculation_needs_a_backend_that_declares_rollback(installed, mo
     _serve(monkeypatch, pytest.fail)
     with pytest.raises(sconv.SpecError, match=r"'mine'.*rollback, which max_draft_tokens=3 needs"):
         sconv.load_backend(spec=_spec(max_draft_tokens=3))
+
+
+def test_a_recurrent_state_needs_a_backend_that_declares_gated_delta():
+    info = BackendInfo("mine", "cpu", (1, 1), "here:create", lambda: Available(1))
+    with pytest.raises(sconv.SpecError, match=r"'mine'.*gated_delta, which recurrent="):
+        build(info, spec=_spec(recurrent=sconv.GatedDelta(1, 1, 4, 4)))
+
+
+def test_a_backend_that_declares_gated_delta_has_the_hook(monkeypatch):
+    class Without(TorchBackend):
+        gated_delta = None
+
+    can = Capabilities(gated_delta=True)
+    info = BackendInfo("mine", "cpu", (1, 1), "here:create", lambda: Available(1), can)
+    monkeypatch.setattr("sconv.engine.loading.resolve_factory", lambda info: Without)
+    with pytest.raises(sconv.ContractError, match="hook 'gated_delta'"):
+        build(info, spec=_spec(recurrent=sconv.GatedDelta(1, 1, 4, 4)))
 
 
 def test_a_factory_that_fails_is_named_with_its_cause(installed, monkeypatch):

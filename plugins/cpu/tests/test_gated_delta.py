@@ -726,3 +726,63 @@ def test_the_oracle_by_hand() -> None:
     # softplus(0) = ln 2, so 4 decays to 2; half of the error 6 - 2 is added; 3 times 4 is read.
     assert after.item() == pytest.approx(4.0)
     assert out.item() == pytest.approx(12.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"q": torch.zeros(2, 3, 16)}, r"q has shape \[2, 3, 16\]: expected \[2, 2, 16\]"),
+        ({"k": torch.zeros(2, 2, 16, dtype=BF16)}, "k is torch.bfloat16 and v torch.float32"),
+        ({"v": torch.zeros(2, 8, 2).transpose(1, 2)}, "its channels must be contiguous"),
+        ({"gate": torch.zeros(2, 2)}, r"gate has shape \[2, 2\]: expected \[2, 2, 16\]"),
+        ({"beta": None}, "beta is None"),
+        ({"A_log": torch.zeros(2, dtype=torch.int64)}, "A_log is torch.int64"),
+        ({"lower_bound": 1.0}, "a log-decay is negative"),
+    ],
+)
+def test_wrong_arguments_are_refused_and_change_nothing(
+    wrong: dict[str, object], message: str
+) -> None:
+    spec = spec_of()
+    backend = load(spec)
+    batch = sconv.ForwardBatch.decode(slots=ids([1, 2]))
+    backend.init_forward_metadata(batch)
+    held = bits(backend)
+    with pytest.raises(sconv.BatchError, match=message):
+        replace(tokens_of(spec, 2), **wrong).call(backend, batch)  # type: ignore[arg-type]
+    assert all(map(torch.equal, held, bits(backend)))
+
+
+def test_keys_that_records_cannot_hold_are_refused() -> None:
+    spec = spec_of(key_dtype=BF16)
+    backend = load(spec)
+    batch = sconv.ForwardBatch.target_verify(ids([1]), ids([9]), 5)
+    backend.init_forward_metadata(batch)
+    with pytest.raises(sconv.BatchError, match=r"give GatedDelta key_dtype=torch.float32"):
+        tokens_of(spec, 5).call(backend, batch)
+
+
+def test_a_spec_without_a_recurrent_state_has_no_gated_delta() -> None:
+    backend = sconv.load_backend("cpu", spec=replace(spec_of(), recurrent=None))
+    batch = sconv.ForwardBatch.decode(slots=ids([1]))
+    backend.init_forward_metadata(batch)
+    with pytest.raises(sconv.SpecError, match="the spec has no recurrent state"):
+        tokens_of(spec_of(), 1).call(backend, batch)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"value_heads": 3}, "value_heads=3 is not a multiple of key_heads=2"),
+        ({"gate": "both"}, "gate='both': expected 'scalar' or 'channel'"),
+        ({"dtype": torch.float16}, "a recurrent state is float32 or bfloat16"),
+        ({"log": -1}, "log=-1: expected at least 0"),
+        ({"log": 4, "records": "snapshots"}, "log=4 needs records='corrections'"),
+        ({"key_dim": 1.5}, "key_dim=1.5: expected an int"),
+    ],
+)
+def test_a_wrong_recurrent_state_is_refused(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(sconv.SpecError, match=message):
+        sconv.GatedDelta(
+            **({"key_heads": 2, "value_heads": 2, "key_dim": 8, "value_dim": 8} | wrong)
+        )  # type: ignore[arg-type]
