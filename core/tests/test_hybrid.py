@@ -218,6 +218,7 @@ BOUND = (
     "add_observer",
     "conv_state_metadata",
     "device",
+    "gated_delta",
     "info",
     "pool",
     "remove_observer",

@@ -615,6 +615,34 @@ def test_an_engine_brings_states_with_gaps() -> None:
         )
 
 
+@pytest.mark.parametrize("log", [0, 3])
+def test_an_engine_binds_states_later_and_again(log: int) -> None:
+    spec = spec_of(log=log)
+    assert spec.recurrent is not None
+    pool = sconv.ConvStatePool.adopt(spec)
+    backend = sconv.load_backend("cpu", spec=spec, pool=pool)
+    backend.init_graph_state(20, 100)
+    assert pool.recurrent is None
+    for _ in range(2):
+        made = torch.randn(1, 13, *spec.recurrent.state_shape)
+        with pytest.raises(sconv.SpecError, match="give recurrent="):
+            pool.bind(torch.zeros(1, 13, 3, 6))
+        pool.bind(torch.zeros(1, 13, 3, 6), made)
+        assert pool.recurrent is not None
+        assert pool.recurrent.records is not None
+        assert pool.recurrent.records.rows == 20, "what was reserved is reserved again"
+        before = made[0].clone()
+        tokens = tokens_of(spec, 1)
+        batch = sconv.ForwardBatch.decode(slots=ids([3]))
+        backend.init_forward_metadata(batch)
+        close(
+            tokens.call(backend, batch),
+            oracle.row_delta(*tokens.packed(), before[3], **tokens.constants)[0],
+        )
+        assert not torch.equal(made[0, 3], before[3])
+        pool.release()
+
+
 def test_records_take_a_fortieth_of_snapshots() -> None:
     """The scratch of one request and layer, 4 drafts, KDA with 32 heads of 128 x 128."""
     delta = sconv.GatedDelta(32, 32, 128, 128, gate="channel")
