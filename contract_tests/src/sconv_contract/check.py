@@ -7,6 +7,7 @@ import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -143,8 +144,9 @@ class _Check:
                 recorded |= known.get("graph_capture") is not False
         if not target.entry_points:
             yield from self._undeclared()
-            whole = list(self._leaves(STEP))
-            for ref in self._leaves(DISCOVERY):
+            leaves = list(self._leaves())
+            whole = [ref for ref, hooks in leaves if hooks & STEP.keys()]
+            for ref in (ref for ref, hooks in leaves if hooks & DISCOVERY.keys()):
                 yield from self._class(ref, DISCOVERY, whole=True)
         elif not recorded and whole:
             why = "it declares graph_capture=False, so nothing records its hooks"
@@ -153,7 +155,7 @@ class _Check:
             yield from self._class(ref, STEP, whole=True)
             if recorded:
                 yield Recording(self.run, ref, _CORE)
-        for ref in self._all_classes():
+        for ref in self._all_classes:
             yield from self._class(ref, STEP | DISCOVERY, whole=False)
         for source in self._sources:
             yield Module(self.run, source)
@@ -202,30 +204,34 @@ class _Check:
             run.hooked |= nodes if subject.has_hooks else set()
             for variants in methods.values():
                 run.checked |= {one.function for one in variants if one.function is not None}
-        yield subject
-        yield from subject.implementations()
+        if subject.has_hooks:
+            yield subject
+            yield from subject.implementations()
         if whole:
             self.subjects.append(f"class {ref.path}")
 
-    def _all_classes(self) -> Iterator[ClassRef]:
-        for source in self._sources:
-            for statement, place in source.statements:
-                if isinstance(statement, ast.ClassDef):
-                    yield ClassRef(f"{place.path}.{statement.name}", statement, place)
+    @cached_property
+    def _all_classes(self) -> list[ClassRef]:
+        return [
+            ClassRef(f"{place.path}.{statement.name}", statement, place)
+            for source in self._sources
+            for statement, place in source.statements
+            if isinstance(statement, ast.ClassDef)
+        ]
 
-    def _leaves(self, known: Mapping[str, Hook]) -> Iterable[ClassRef]:
-        """Classes with some of these hooks that no other class here builds on."""
-        project, every = self.run.project, list(self._all_classes())
+    def _leaves(self) -> Iterator[tuple[ClassRef, set[str]]]:
+        """Yield the classes that no other class here builds on, each with the hooks it marks."""
+        project = self.run.project
         bases = {
-            base.node for ref in every for classes in project.bases(ref)[0] for base in classes
+            base.node
+            for ref in self._all_classes
+            for classes in project.bases(ref)[0]
+            for base in classes
         }
-        for ref in every:
-            if ref.node in bases:
-                continue
-            methods = self.run.members.of(project.mro(ref)[0][0])
-            hooks = {one.hook for each in methods.values() for one in each if one.marked}
-            if hooks & known.keys():
-                yield ref
+        for ref in self._all_classes:
+            if ref.node not in bases:
+                methods = self.run.members.of(project.mro(ref)[0][0])
+                yield ref, {one.hook for each in methods.values() for one in each if one.marked}
 
 
 @contextmanager

@@ -44,6 +44,7 @@ class OpenClasses(Unverifiable):
                 yield from _methods_not_followed(subject)
                 if subject.has_hooks:
                     yield from _bases_not_seen(subject)
+                    yield from _orders_not_followed(subject)
                     yield from _made_otherwise(subject)
             case Module():
                 yield from _stray_marks(subject)
@@ -77,6 +78,18 @@ def _bases_not_seen(subject: ClassSubject) -> Iterator[Finding]:
             *CLASS,
             fix=f"Install the distribution of {base} beside this one, or add its folder with"
             " --search-path.",
+        )
+
+
+def _orders_not_followed(subject: ClassSubject) -> Iterator[Finding]:
+    if subject.run.project.cut(subject.ref):
+        yield question(
+            subject.run,
+            subject.where,
+            f"class {subject.ref.node.name}: its conditional bases have too many combinations, of"
+            " which one alone is checked",
+            *CLASS,
+            fix="Decide in one place which classes it builds on.",
         )
 
 

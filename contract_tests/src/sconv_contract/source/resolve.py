@@ -21,6 +21,10 @@ __all__ = ["ClassRef", "Found", "Place", "Project", "Source", "absolute"]
 
 _MAX_DEPTH: Final = 24
 
+#: Classes with more orders are followed in the first alone: conditional bases double them at each
+#: class of a chain.
+_MAX_ORDERS: Final = 16
+
 
 class Project(Modules):
     """What names mean in the modules of one target, and of what it builds on."""
@@ -31,6 +35,7 @@ class Project(Modules):
         self._blocks: dict[ast.AST, Block] = {}
         self._bases: dict[ast.ClassDef, tuple[list[list[ClassRef]], list[str]]] = {}
         self._orders: dict[ast.ClassDef, tuple[list[list[ClassRef]], list[str]]] = {}
+        self._cut: set[ast.ClassDef] = set()
 
     def block(self, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> Block:
         """Return the body of a class or function."""
@@ -137,7 +142,8 @@ class Project(Modules):
         """Return the method resolution order for every choice of conditional bases.
 
         Returns:
-            The orders, and the bases that cannot be seen, of all of them.
+            The orders, and the bases that cannot be seen, of all of them. Of a class that is
+            :meth:`cut`, the first order alone.
         """
         pending = [ref]
         begun: set[ast.ClassDef] = set()
@@ -156,20 +162,29 @@ class Project(Modules):
                 self._orders[top.node] = self._order(top)
         return self._orders[ref.node]
 
+    def cut(self, ref: ClassRef) -> bool:
+        """Whether a class, or a base of it, has more orders than are followed."""
+        self.mro(ref)
+        return ref.node in self._cut
+
     def _order(self, ref: ClassRef) -> tuple[list[list[ClassRef]], list[str]]:
         """Return the orders of a class whose bases have theirs."""
         bases, unknown = self.bases(ref)
         unseen = list(unknown)
         choices = max((len(classes) for classes in bases), default=1)
-        orders = []
+        orders: list[list[ClassRef]] = []
         for choice in range(choices):
             chosen = [classes[choice % len(classes)] for classes in bases]
+            if any(base.node in self._cut for base in chosen):
+                self._cut.add(ref.node)
             below = [self._orders.get(base.node, ([[base]], [])) for base in chosen]
             unseen += [path for _, paths in below for path in paths]
             for variant in range(max((len(each) for each, _ in below), default=1)):
                 lines = [each[variant % len(each)] for each, _ in below]
                 orders.append([ref, *_merged(lines, chosen)])
-        return orders, list(dict.fromkeys(unseen))
+        if len(orders) > _MAX_ORDERS:
+            self._cut.add(ref.node)
+        return orders[:1] if ref.node in self._cut else orders, list(dict.fromkeys(unseen))
 
     def constant(self, expression: ast.expr, place: Place) -> Any:
         """Return the value of a literal, also behind a name; raises ValueError if it is none."""

@@ -24,17 +24,34 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Live:
     """What a name may be.
 
     Attributes:
-        definitions: Statements that may have defined it last, in source order.
         certain: It is defined whichever way the block ran.
+        statement: What has defined it last, or None if there are several ways.
+        ways: What it may be by each of them. They are shared, not copied: a name that is defined
+            under thousands of conditions has as many of these, and not the square of it.
     """
 
-    definitions: tuple[ast.stmt, ...]
     certain: bool
+    statement: ast.stmt | None = None
+    ways: tuple[Live, ...] = ()
+
+    @cached_property
+    def definitions(self) -> tuple[ast.stmt, ...]:
+        """The statements that may have defined it last."""
+        found: dict[ast.stmt, None] = {}
+        seen: set[Live] = set()
+        pending = [self]
+        while pending:
+            one = pending.pop()
+            if one not in seen:
+                seen.add(one)
+                found |= {} if one.statement is None else {one.statement: None}
+                pending += reversed(one.ways)
+        return tuple(found)
 
 
 Scope = dict[str, Live]
@@ -182,7 +199,7 @@ class _Names:
             case ast.ImportFrom() if any(alias.name == "*" for alias in statement.names):
                 stars.append(statement)
             case _:
-                defined = Live((statement,), certain=True)
+                defined = Live(True, statement)
                 self.changed |= dict.fromkeys(_names(statement), defined)
 
     def _try(self, statement: ast.Try | ast.TryStar, stars: Stars) -> None:
@@ -203,9 +220,8 @@ class _Names:
         merged: dict[str, Live | None] = {}
         for name in dict.fromkeys(name for way in ways for name in way.changed):
             found = [known for way in ways if (known := way.get(name)) is not None]
-            definitions = dict.fromkeys(each for one in found for each in one.definitions)
             certain = len(found) == len(ways) and all(one.certain for one in found)
-            merged[name] = Live(tuple(definitions), certain) if found else None
+            merged[name] = Live(certain, ways=tuple(found)) if found else None
         self.changed |= merged
 
 
