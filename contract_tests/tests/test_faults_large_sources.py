@@ -85,7 +85,7 @@ def clean_check(source: str, folder: Path) -> float:
         (definitions, 1500),
         (assignments, 2000),
         (methods, 1000),
-        (chain, 80),
+        (chain, 120),
         (redefinitions, 1500),
         (plain_classes, 1500),
     ],
