@@ -1,0 +1,1 @@
+"""The gated delta rule on a GPU: verify from one read of the state, commit from records."""
