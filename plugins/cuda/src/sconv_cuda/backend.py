@@ -22,6 +22,8 @@ from sconv.plugin import MetadataBuffers, PluginBackend, check_commit
 
 from .commits import Commits
 from .convolution import Convolutions
+from .delta.inputs import Inputs
+from .delta.steps import DeltaSteps
 from .launch import Launcher
 from .metadata import Metadata
 from .warmup import warm_up
@@ -57,15 +59,27 @@ class CudaBackend(PluginBackend):
         self._convolutions = Convolutions(spec, self.pool, self._launch)
         self._metadata = Metadata(spec, self.pool, self._launch)
         self._commits = Commits(spec, self.pool, self._launch)
+        self._delta: DeltaSteps | None = None
+        if spec.recurrent is not None:
+            self._delta = DeltaSteps(spec, self.pool, self._launch)
+
+    def _prepare_static(self, buffers: MetadataBuffers) -> None:
+        super()._prepare_static(buffers)
+        if self._delta is not None:
+            self._delta.reserve(buffers.max_bs)
 
     def _begin(self, batch: ForwardBatch) -> None:
         super()._begin(batch)
         if batch.forward_mode is ForwardMode.TARGET_VERIFY:
             self._commits.prepare()
+            if self._delta is not None:
+                self._delta.prepare()
 
     def _fill(self, meta: ShortConvMetadata, batch: ForwardBatch, buffers: MetadataBuffers) -> None:
         self._metadata.fill(meta, batch, buffers)
         self._convolutions.settled = False
+        if self._delta is not None and meta.forward_mode is ForwardMode.TARGET_VERIFY:
+            self._delta.note(meta)
 
     @hookimpl
     def short_conv(
@@ -111,6 +125,28 @@ class CudaBackend(PluginBackend):
         )
 
     @hookimpl
+    def gated_delta(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gate: Tensor,
+        beta: Tensor,
+        A_log: Tensor,
+        dt_bias: Tensor | None,
+        layer_id: int,
+        forward_batch: ForwardBatch,
+        scale: float,
+        lower_bound: float | None,
+        normalize_qk: bool,
+    ) -> Tensor:
+        """See :meth:`sconv.hookspecs.StepSpec.gated_delta`."""
+        assert self._delta is not None
+        meta = self.conv_state_metadata(layer_id, forward_batch)
+        inputs = Inputs(q, k, v, gate, beta, A_log, dt_bias, scale, lower_bound, normalize_qk)
+        return self._delta.run(meta, layer_id, inputs)
+
+    @hookimpl
     def update_mamba_state_after_mtp_verify(
         self,
         last_correct_step_indices: Tensor,
@@ -138,11 +174,21 @@ class CudaBackend(PluginBackend):
             slots=self.verify_by_slots,
             tree=self.verify_tree,
         )
+        if self._delta is not None:
+            self._delta.commit(
+                req_pool_indices,
+                last_correct_step_indices,
+                mamba_track_indices,
+                mamba_steps_to_track,
+                drafts=self.verify_tokens,
+                slots=self.verify_by_slots,
+                tree=self.verify_tree,
+            )
 
     @hookimpl
     def warmup(self) -> None:
         """See :meth:`sconv.hookspecs.StepSpec.warmup`."""
-        warm_up(self.spec, self._convolutions, self._metadata, self._commits)
+        warm_up(self.spec, self._convolutions, self._metadata, self._commits, self._delta)
 
 
 def create(*, spec: StateSpec, device: torch.device, pool: ConvStatePool | None) -> CudaBackend:

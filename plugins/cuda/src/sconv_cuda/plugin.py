@@ -71,7 +71,7 @@ class CudaPlugin:
         return BackendInfo(
             name="cuda",
             device_type="cuda",
-            contract=(1, 0),
+            contract=(1, 1),
             factory="sconv_cuda.backend:create",
             probe=probe,
             capabilities=Capabilities(
@@ -82,6 +82,7 @@ class CudaPlugin:
                 graph_capture=True,
                 trees=True,
                 rollback=True,
+                gated_delta=True,
             ),
         )
 

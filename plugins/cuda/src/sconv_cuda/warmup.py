@@ -4,7 +4,8 @@ What has to be compiled is found by walking through the real calls with a launch
 notes, on steps of one row; so there is no second list of kernels that could grow stale. The
 compilations then run side by side, since most of their time is spent outside of Python.
 
-Activations and weights are taken to have the state's dtype. A model that mixes dtypes runs one
+Activations and weights are taken to have the state's dtype, and a recurrent state to have the
+softplus gate with a float32 bias. A model with the safe gate, or one that mixes dtypes, runs one
 eager step of each mode instead: a capture that meets a kernel without a compilation says so.
 """
 
@@ -26,6 +27,9 @@ from sconv.plugin import MetadataBuffers
 
 from .commits import Commits
 from .convolution import MODES, Convolutions
+from .delta.inputs import Inputs
+from .delta.steps import DeltaSteps
+from .delta.verify import VERIFY_TILES
 from .launch import Launcher
 from .metadata import Metadata
 from .tiles import RAGGED_TILES, fit
@@ -36,11 +40,15 @@ _log: Final = logging.getLogger("sconv")
 
 
 def warm_up(
-    spec: StateSpec, convolutions: Convolutions, metadata: Metadata, commits: Commits
+    spec: StateSpec,
+    convolutions: Convolutions,
+    metadata: Metadata,
+    commits: Commits,
+    delta: DeltaSteps | None,
 ) -> None:
     """Compile what the spec needs and load it on the device; progress goes to the terminal."""
     launcher = convolutions.launcher
-    walk = _Walk(spec, convolutions, metadata, commits)
+    walk = _Walk(spec, convolutions, metadata, commits, delta)
     with launcher.taking_notes() as jobs:
         walk.all()
     _compile(launcher, jobs)
@@ -53,13 +61,19 @@ class _Walk:
     """Calls everything once that decides about a compilation."""
 
     def __init__(
-        self, spec: StateSpec, convolutions: Convolutions, metadata: Metadata, commits: Commits
+        self,
+        spec: StateSpec,
+        convolutions: Convolutions,
+        metadata: Metadata,
+        commits: Commits,
+        delta: DeltaSteps | None,
     ) -> None:
         self.spec = spec
         self.pool: ConvStatePool = convolutions.pool
         self.convolutions = convolutions
         self.metadata = metadata
         self.commits = commits
+        self.delta = delta
 
     def all(self) -> None:
         drafts = max(self.spec.max_draft_tokens, 1)
@@ -81,8 +95,10 @@ class _Walk:
                 self.metadata.fill(meta, batch, buffers)
             if tokens and batch.slots is None:
                 self._convolve(batch, meta)
+                self._recur(meta)
                 if self.spec.track_interval is not None:
                     self._convolve(batch, replace(meta, tracks=True))
+                    self._recur(replace(meta, tracks=True))
         if drafts > 1:
             self._commit(drafts)
         self.convolutions.forget()
@@ -148,12 +164,39 @@ class _Walk:
                             silu, residual, tile,
                         )  # fmt: skip
 
+    def _recur(self, meta: ShortConvMetadata) -> None:
+        """Run the gated delta rule with the gate and the scale that models have."""
+        delta = self.spec.recurrent
+        if self.delta is None or delta is None:
+            return
+        tokens = meta.num_tokens
+
+        def empty(*shape: int, dtype: torch.dtype = self.spec.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=self.pool.device)
+
+        inputs = Inputs(
+            empty(tokens, delta.key_heads, delta.key_dim),
+            empty(tokens, delta.key_heads, delta.key_dim),
+            empty(tokens, delta.value_heads, delta.value_dim),
+            empty(tokens, *delta.gate_shape),
+            empty(tokens, delta.value_heads),
+            empty(delta.value_heads, dtype=torch.float32),
+            empty(*delta.gate_shape, dtype=torch.float32),
+            scale=delta.key_dim**-0.5,
+            lower_bound=None,
+            normalize=True,
+        )
+        for tile in {tile for _, tile in VERIFY_TILES}:
+            self.delta.run(meta, 0, inputs, tile)
+
     def _commit(self, drafts: int) -> None:
         self.commits.prepare()
         one = torch.ones(1, dtype=torch.int64, device=self.pool.device)
         for slots in (False, True):
             for tree in (False, True) if self.spec.draft_topk > 1 else (False,):
                 self.commits.run(one, one, None, None, drafts=drafts, slots=slots, tree=tree)
+                if self.delta is not None:
+                    self.delta.commit(one, one, None, None, drafts=drafts, slots=slots, tree=tree)
 
 
 def _compile(launcher: Launcher, jobs: dict[object, dict[str, object]]) -> None:
