@@ -23,7 +23,7 @@ from torch.nn.functional import softplus
 
 from sconv_cuda.delta.commit import CommitTile, StateTable, commit
 from sconv_cuda.delta.inputs import Heads, Inputs, Records
-from sconv_cuda.delta.paths import paths_of
+from sconv_cuda.delta.paths import node_bits, paths_of
 from sconv_cuda.delta.recurrence import RECURRENCE_TILE, RecurrenceTile, Rows, recur
 from sconv_cuda.delta.verify import VERIFY_TILES as TABLE
 from sconv_cuda.delta.verify import VerifyTile, verify
@@ -179,7 +179,9 @@ def check(launcher: Launcher) -> Iterator[dict[str, Any]]:
                 live = torch.tensor([0, 1, 3, 4], device=DEVICE)
                 records = draw_records(heads, (1, rows), drafts, torch.float32)
                 ancestors = draw_ancestors(rows, drafts) if tree else None
-                paths = None if ancestors is None else paths_of(ancestors)
+                paths = (
+                    None if ancestors is None else paths_of(ancestors, node_bits(drafts, DEVICE))
+                )
                 layer = Records(records.u[0], records.k[0], records.g[0])
                 out = verify(
                     launcher, heads, inputs, state, slots, ones(rows), layer,
@@ -286,7 +288,7 @@ class Timings:
     ) -> list[Callable[[], Any]]:
         heads = HEADS[name]
         rows = sets[0].slots.shape[0]
-        paths = paths_of(draw_ancestors(rows, drafts)) if tree else None
+        paths = paths_of(draw_ancestors(rows, drafts), node_bits(drafts, DEVICE)) if tree else None
         resumes = ones(rows)
         return [
             lambda data=data: verify(
@@ -426,7 +428,10 @@ def compile_timed(tune: bool) -> float:
                 for key_dtype in (torch.float32, torch.bfloat16):
                     records = draw_records(heads, (1, rows), drafts, key_dtype)
                     layer = Records(records.u[0], records.k[0], records.g[0])
-                    for tree in (None, paths_of(draw_ancestors(rows, drafts))):
+                    for tree in (
+                        None,
+                        paths_of(draw_ancestors(rows, drafts), node_bits(drafts, DEVICE)),
+                    ):
                         for tile in [None, *VERIFY_TILES] if tune and tree is None else [None]:
                             verify(
                                 launcher, heads, inputs, state, slots, ones(rows), layer,

@@ -205,14 +205,17 @@ def _tree(drafts: int, rows: int) -> list[list[int]]:
 def test_verify_and_commit_equal_plain_loops(
     device: torch.device, drafts: int, tree: bool, channel: bool, safe: bool, strength: float
 ) -> None:
-    from sconv_cuda.delta.paths import paths_of
+    from sconv_cuda.delta.paths import node_bits, paths_of
 
     step = _random_step(
         4 * drafts, channel=channel, safe=safe, strength=strength, device=device, rows=8
     )
     before = step.state.clone()
     parents = _tree(drafts, 4) if tree else None
-    paths = paths_of(_ancestors_of(parents).to(device)) if parents else None
+    paths = None
+    if parents:
+        ancestors = _ancestors_of(parents).to(device)
+        paths = paths_of(ancestors, node_bits(drafts, device))
     slots = torch.tensor([3, -1, 5, 1], dtype=torch.int32, device=device)
     records = _records(step, 5, drafts + 1)
     out = _verify(step, slots, _layer(records), drafts, paths)

@@ -7,18 +7,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["has", "paths", "paths_of"]
+__all__ = ["has", "node_bits", "paths", "paths_of"]
 
 
-def paths_of(ancestors: Tensor) -> Tensor:
+def node_bits(count: int, device: torch.device) -> Tensor:
+    """Return ``[count]`` int64, the bit of each node. Out of graph."""
+    return torch.ones(count, dtype=torch.int64, device=device) << torch.arange(count, device=device)
+
+
+def paths_of(ancestors: Tensor, bits: Tensor) -> Tensor:
     """Return ``[B, N]`` int32 sets of nodes, once a step for all layers. In graph.
 
     Args:
         ancestors: ``[B, N, N]`` bool: whether s is on the path from the root to t, t included; N
             at most 32.
+        bits: ``[N]`` of :func:`node_bits`.
     """
-    node = torch.arange(ancestors.shape[-1], dtype=torch.int64, device=ancestors.device)
-    return (ancestors.to(torch.int64) << node).sum(-1).to(torch.int32)
+    return torch.where(ancestors, bits, 0).sum(-1).to(torch.int32)
 
 
 @triton.jit

@@ -12,7 +12,7 @@ from ..launch import Launcher
 from ..slots import SlotSource
 from .commit import StateTable, commit
 from .inputs import Heads, Inputs, Records
-from .paths import paths_of
+from .paths import node_bits, paths_of
 from .recurrence import Rows, recur
 from .verify import MOST_DRAFTS, VerifyTile, verify
 
@@ -59,6 +59,7 @@ class DeltaSteps:
         self._table: tuple[tuple[Tensor, ...], StateTable] | None = None
         # The paths of the last verify step, where recorded layers and commits find them.
         self._paths = torch.empty(0, dtype=torch.int32, device=pool.device)
+        self._bits = node_bits(spec.max_draft_tokens, pool.device)
         self.reserve(spec.max_requests)
 
     @property
@@ -89,7 +90,9 @@ class DeltaSteps:
         records.store_step(meta.has_initial_state, meta.tree_taps)
         if meta.tree_taps is not None:
             rows, drafts = meta.tree_taps.shape[:2]
-            self._tree(rows, drafts).copy_(paths_of(records.ancestors[:rows, :drafts, :drafts]))
+            self._tree(rows, drafts).copy_(
+                paths_of(records.ancestors[:rows, :drafts, :drafts], self._bits[:drafts])
+            )
 
     def run(
         self,
