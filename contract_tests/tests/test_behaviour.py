@@ -17,6 +17,7 @@ from sconv import ForwardMode
 from sconv.hookspecs import hookimpl
 from sconv.step.metadata import MetadataBuffers
 from sconv.testing.poison import PoisonedMemory
+from sconv.testing.process import SETTINGS
 from sconv.testing.recording import HostSyncError
 from sconv.torch_backend.backend import TorchBackend
 from sconv_contract import BackendContract
@@ -226,6 +227,71 @@ def flips_if_3d(weight: torch.Tensor) -> torch.Tensor:
     return weight.flip(2) if weight.dim() == 3 else weight
 
 
+class RoundsToTheDefaultDtype(Fault):
+    def after(self, y, x, layer_id, stream):
+        return y.to(torch.get_default_dtype()).to(y.dtype)
+
+
+class ScalesInTheDefaultDtype(Fault):
+    def after(self, y, x, layer_id, stream):
+        return (y * torch.full(y.shape, 1 / 3, device=y.device)).to(y.dtype)
+
+
+class ScalesOnTheDefaultDevice(Fault):
+    def after(self, y, x, layer_id, stream):
+        return y * torch.ones(y.shape, dtype=y.dtype)
+
+
+class KeepsWhatTheStepMade(Fault):
+    kept = None
+
+    def after(self, y, x, layer_id, stream):
+        if self.kept is None:
+            self.kept = torch.zeros(1, dtype=y.dtype, device=y.device)
+        self.kept.fill_(1)
+        return y
+
+
+class SwitchesGradientsOn(TorchBackend):
+    def __init__(self, *, spec, device, pool):
+        super().__init__(spec=spec, device=device, pool=pool)
+        torch.set_grad_enabled(True)
+
+
+class PreparesByAProduct(Fault):
+    """No step hook of convolutions, and so nobody switches autocast off for it."""
+
+    @hookimpl
+    def init_forward_metadata(self, forward_batch):
+        super().init_forward_metadata(forward_batch)
+        thirds = torch.full((2, 2), 1 / 3, dtype=torch.float32, device=self.device)
+        self.scale = (thirds @ thirds).sum()
+
+    @hookimpl
+    def init_forward_metadata_out_graph(self, forward_batch, in_capture):
+        super().init_forward_metadata_out_graph(forward_batch, in_capture)
+        self.scale = torch.ones((), dtype=torch.float32, device=self.device)
+
+    def after(self, y, x, layer_id, stream):
+        return (y * self.scale).to(y.dtype)
+
+
+class SwitchesDeterminismOff(Fault):
+    def after(self, y, x, layer_id, stream):
+        torch.use_deterministic_algorithms(False)
+        return y
+
+
+class SplitsByThreads(Fault):
+    def after(self, y, x, layer_id, stream):
+        return y * (1 + torch.get_num_threads() / 64)
+
+
+class DrawsFromTheProcess(Fault):
+    def after(self, y, x, layer_id, stream):
+        return y + torch.rand(y.shape, dtype=y.dtype, device=y.device)
+
+
 class AsksTheDevice(TorchBackend):
     def _fill(self, meta, batch, buffers):
         super()._fill(meta, batch, buffers)
@@ -347,6 +413,7 @@ FAULTS = {
     "SCV430": SnapshotsTheEnd,
     "SCV431": WarmsUpOnLiveState,
     "SCV433": on_weights(flips_if_3d),
+    "SCV434": ScalesInTheDefaultDtype,
     "SCV441": AsksTheDevice,
     "SCV442": AllocatesEachStep,
     "SCV443": BakesSlotsIn,
@@ -437,6 +504,36 @@ def test_a_fault_fails_the_test_that_looks_for_it(builder, test, fault):
     failures = _failures(test, Subject.of(builder(fault)))
     assert failures
     assert all(isinstance(failure, AssertionError) for failure in failures)
+
+
+#: A fault for each setting of SCV434, and how it shows.
+DEPENDS_ON = {
+    "default dtype bfloat16": (RoundsToTheDefaultDtype, "under .*: decode: output of"),
+    "default dtype float64": (ScalesInTheDefaultDtype, "under .*: decode: output of"),
+    "default device meta": (ScalesOnTheDefaultDevice, "meta"),
+    "inference mode": (KeepsWhatTheStepMade, "inference tensor"),
+    "grad mode off": (SwitchesGradientsOn, "a call changed the process's grad mode"),
+    "autocast": (PreparesByAProduct, "under autocast: decode: output of"),
+    "deterministic mode": (
+        SwitchesDeterminismOff,
+        "under .*: a call changed the process's deterministic mode",
+    ),
+    "another thread count": (SplitsByThreads, "under .*: decode: output of"),
+    "another random state": (DrawsFromTheProcess, "a call changed the process's random state"),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_what_depends_on_a_setting_of_the_process_is_seen_under_it(builder, setting):
+    fault, says = DEPENDS_ON[setting]
+    ask = BackendContract().test_a_setting_of_the_process_changes_nothing
+    subject = Subject.of(builder(fault))
+    with PoisonedMemory():
+        with pytest.raises((AssertionError, RuntimeError), match=says):
+            ask(subject=subject, setting=setting)
+        if fault is not DrawsFromTheProcess:
+            # It is the setting that shows it: under another all is well.
+            ask(subject=subject, setting="another random state")
 
 
 def test_every_rule_has_tests_and_a_fault():

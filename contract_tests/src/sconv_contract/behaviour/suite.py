@@ -12,13 +12,14 @@ from sconv.testing.poison import PoisonedMemory
 from .description import Descriptions
 from .graphs import Graphs
 from .modes import Modes
+from .process import Process
 from .rulings import Rulings
 from .subject import Build, Subject
 
 __all__ = ["BackendContract"]
 
 
-class BackendContract(Descriptions, Modes, Rulings, Graphs):
+class BackendContract(Descriptions, Modes, Rulings, Process, Graphs):
     """What every backend does. Subclass it in a test file and give the fixture ``backend``::
 
         from sconv_contract import BackendContract

@@ -156,6 +156,14 @@ BEHAVIOUR: Final = _table(
         "Pass the strides on to the kernel, or copy a weight once that it cannot read.",
     ),
     (
+        "SCV434",
+        "process",
+        "Default dtype and device, grad and inference mode, autocast, deterministic mode, thread count"
+        " and random state change no result, and no call changes them (ruling 12).",
+        "Give every tensor that is made a dtype and a device, and make what outlives a step under"
+        " torch.inference_mode(False).",
+    ),
+    (
         "SCV441",
         "no host sync",
         "The in-graph hooks hand no device value to the host, in any mode.",

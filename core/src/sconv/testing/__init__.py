@@ -12,6 +12,8 @@ imports this package.
 * :mod:`~sconv.testing.comparison`: how close outputs and state must come;
 * :mod:`~sconv.testing.expected`: what the oracle says of a step;
 * :mod:`~sconv.testing.harness`: runs steps on a backend and on the oracle, and compares;
+* :mod:`~sconv.testing.every_step`: steps of every kind, and all that comes out, to compare runs;
+* :mod:`~sconv.testing.process`: settings of the process, which no result may depend on;
 * :mod:`~sconv.testing.refusals`: every public call with every kind of bad argument;
 * :mod:`~sconv.testing.strategies`: random specs and steps;
 * :mod:`~sconv.testing.fuzzer`: thousands of random steps of one server, against lists of tokens;
