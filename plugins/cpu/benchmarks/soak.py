@@ -153,9 +153,7 @@ def main() -> int:
     """Run the soak from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=100_000)
-    readings = soak(
-        parser.parse_args().steps, report=lambda reading: print(reading, flush=True)
-    )
+    readings = soak(parser.parse_args().steps, report=lambda reading: print(reading, flush=True))
     found = problems(readings)
     print("\n".join(found) or "flat")
     return 1 if found else 0

@@ -13,7 +13,7 @@ from sconv import ForwardBatch, load_backend
 from sconv.testing.captures import captured_spec
 from sconv.testing.digits import digit_spec, fill_pool
 from sconv.testing.every_step import EveryStep, assert_same_results
-from sconv.testing.process import SETTINGS
+from sconv.testing.process import SETTINGS, process_state
 from sconv.testing.recording import record
 
 
@@ -32,7 +32,9 @@ def test_amb_1_a_recorded_step_and_a_float32_state_depend_on_no_setting(setting:
     """What SCV434 does not ask of a backend that declares no graphs, and of one dtype alone."""
     plain = _loaded(torch.float32).results()
     with SETTINGS[setting]():
+        inside = process_state()
         found = _loaded(torch.float32).results()
+        assert process_state() == inside
     assert_same_results(found, plain, setting)
 
 

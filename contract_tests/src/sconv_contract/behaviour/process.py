@@ -1,8 +1,5 @@
 """Ruling 12: what is set for the whole process changes no result, and is left as it is."""
 
-# The names of the tests say what they ask.
-# ruff: noqa: D102
-
 from __future__ import annotations
 
 from functools import partial

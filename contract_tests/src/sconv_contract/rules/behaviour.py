@@ -158,8 +158,8 @@ BEHAVIOUR: Final = _table(
     (
         "SCV434",
         "process",
-        "Default dtype and device, grad and inference mode, autocast, deterministic mode, thread count"
-        " and random state change no result, and no call changes them (ruling 12).",
+        "Default dtype and device, grad and inference mode, autocast, deterministic mode, thread"
+        " count and random state change no result, and no call changes them (ruling 12).",
         "Give every tensor that is made a dtype and a device, and make what outlives a step under"
         " torch.inference_mode(False).",
     ),

@@ -49,6 +49,8 @@ def _register_kernels() -> None:
         aten.impl(name, kernel, "PrivateUse1")
     rest: Any = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
     rest.fallback(refuse_unlisted, "PrivateUse1")
+    # Under autocast nothing is cast here, and every operator goes on to the device.
+    rest.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     _libraries.extend((aten, rest))
 
 
