@@ -12,6 +12,8 @@ ROOT = Path(__file__).parents[2]
 SOURCES = [
     ROOT / "core" / "src",
     *(ROOT / "plugins" / name / "src" for name in ("cpu", "cuda", "ascend")),
+    # The suite runs under other settings as well.
+    ROOT / "contract_tests" / "src" / "sconv_contract" / "behaviour",
 ]
 
 #: What torch makes a tensor with, of the default dtype or on the default device if none is given.

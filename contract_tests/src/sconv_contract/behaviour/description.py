@@ -125,9 +125,12 @@ class Descriptions:
     def test_a_warm_up_changes_nothing(self, subject: Subject) -> None:
         spec = _spec(max_draft_tokens=2 if subject.can.rollback else 1)
         backend = subject.build(subject.fit(spec))
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator("cpu").manual_seed(0)
         for layer in backend.pool.layers:
-            layer.copy_(torch.randn(layer.shape, generator=generator))
+            values = torch.randn(
+                layer.shape, generator=generator, dtype=torch.float32, device="cpu"
+            )
+            layer.copy_(values)
         before = [layer.clone() for layer in backend.pool.layers]
         table = backend.pool.req_to_slot.clone()
         for _ in range(2):

@@ -125,7 +125,7 @@ class Graphs:
             backend.init_forward_metadata_in_graph(batch)
             outputs = harness.convolve(batch, inputs)
             if step.mode is ForwardMode.TARGET_VERIFY:
-                none = torch.full((ROWS,), -1, device=backend.device)
+                none = torch.full((ROWS,), -1, dtype=torch.int64, device=backend.device)
                 padded = torch.zeros_like(none)
                 commit = backend.update_mamba_state_after_mtp_verify
                 commit(none, none, none, req_pool_indices=padded)
@@ -158,7 +158,9 @@ class Graphs:
                 backend.init_forward_metadata_out_graph(between)
                 backend.init_forward_metadata_in_graph(between)
             del meta
-            junk = [torch.ones(1 << 12, device=backend.device) for _ in range(50)]
+            junk = [
+                torch.ones(1 << 12, dtype=torch.float32, device=backend.device) for _ in range(50)
+            ]
             del junk
         assert found[0] == found[1]
         assert {"cache_indices", "cu", "si", "track_conv_indices"} <= found[0].keys()

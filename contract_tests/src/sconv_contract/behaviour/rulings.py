@@ -204,7 +204,12 @@ class Rulings:
             backend = subject.build(subject.fit(spec))
             harness = Harness(backend, seed=4, live=live, activation="silu")
             tokens = [
-                torch.randn(length, 13, generator=torch.Generator().manual_seed(row))
+                torch.randn(
+                    (length, 13),
+                    generator=torch.Generator("cpu").manual_seed(row),
+                    dtype=torch.float32,
+                    device="cpu",
+                )
                 for row, length in enumerate(step.lengths)
             ]
             part = rows_of(step, order)
@@ -235,7 +240,7 @@ class Rulings:
             {"x": digit_inputs([4], dim=2, device=device)},
             {"x": x.to(torch.int64)},
             {"weight": weight[:, :3]},
-            {"bias": torch.zeros(2, device=device)},
+            {"bias": torch.zeros(2, dtype=torch.float32, device=device)},
             {"activation": "gelu"},
             {"stream": "b"},
             {"layer_id": 1},
@@ -266,7 +271,7 @@ class Rulings:
         run_digits(backend, batch, [4, 5, 6, 7, 8, 9])
         assert read_window(backend.pool, 7) == [2, 3, 4]
         assert torch.isnan(backend.pool.conv(0, "a")[8]).all()
-        mask = torch.tensor([False, True], device=backend.device)
+        mask = torch.tensor([False, True], dtype=torch.bool, device=backend.device)
         batch = ForwardBatch.decode(slots=slots, mamba_track_mask=mask, mamba_track_indices=targets)
         run_digits(backend, batch, [7, 1])
         assert read_window(backend.pool, 7) == [2, 3, 4]

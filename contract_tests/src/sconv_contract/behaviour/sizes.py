@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
-import torch
 from torch import Tensor
 
 from sconv import ForwardMode, StateSpec, Stream
@@ -34,7 +33,7 @@ def _transposed(weight: Tensor) -> Tensor:
 
 
 def _sliced(weight: Tensor) -> Tensor:
-    wide = torch.full((2 * len(weight), weight.shape[1] + 3), 777.0).to(weight)
+    wide = weight.new_full((2 * len(weight), weight.shape[1] + 3), 777.0)
     part = wide[::2, 2:-1]
     part.copy_(weight)
     return part
