@@ -83,8 +83,8 @@ def row_delta(
     decay = log_decay(gate, A_log, dt_bias, lower_bound=lower_bound).exp()
     strength = 1 / (1 + torch.exp(-_exact(beta)))
     before = range(-1, count - 1) if parents is None else [int(node) for node in parents]
-    out = torch.zeros(count, value_heads, value_dim, dtype=torch.float64)
-    states = torch.zeros(count, *state.shape, dtype=torch.float64)
+    out = torch.zeros(count, value_heads, value_dim, dtype=torch.float64, device="cpu")
+    states = torch.zeros(count, *state.shape, dtype=torch.float64, device="cpu")
     for t in range(count):
         if before[t] >= t:
             raise BatchError(f"parents[{t}] is {before[t]}: expected an earlier node, or -1")
@@ -138,7 +138,7 @@ def rows_delta(
         after 0, 1, ... of its tokens (of a tree: the old state, then one per node), none without a
         slot.
     """
-    out = torch.zeros(v.shape, dtype=torch.float64)
+    out = torch.zeros(v.shape, dtype=torch.float64, device="cpu")
     states: list[list[Tensor]] = []
     start = 0
     for row, (slot, length) in enumerate(zip(slots, lengths, strict=True)):

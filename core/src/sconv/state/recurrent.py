@@ -116,7 +116,7 @@ class DeltaRecords:
             for name in ("ancestors", "resumes"):
                 setattr(self, name, torch.empty(0, dtype=torch.bool, device=self.device))
             for name in ("u", "k", "g", "states"):
-                setattr(self, name, torch.empty(0, device=self.device))
+                setattr(self, name, torch.empty(0, dtype=torch.float32, device=self.device))
             self.pending = torch.empty(0, dtype=torch.int32, device=self.device)
         self.reserve(self.spec.max_requests)
 
@@ -222,7 +222,7 @@ class DeltaRecords:
         """
         dtn = self.spec.max_draft_tokens
         if not tree:
-            return torch.arange(dtn, device=nodes.device) <= nodes[:, None]
+            return torch.arange(dtn, dtype=torch.int64, device=nodes.device) <= nodes[:, None]
         index = nodes[:, None, None].expand(-1, 1, dtn)
         return self.ancestors[: nodes.shape[0]].gather(1, index)[:, 0]
 
@@ -335,7 +335,7 @@ class RecurrentState:
         pending = records.pending[layer_id].index_select(0, rows)
         if all_true(pending == 0):
             return base.to(torch.float32)
-        held = torch.arange(u.shape[2], device=rows.device) < pending[:, None]
+        held = torch.arange(u.shape[2], dtype=torch.int64, device=rows.device) < pending[:, None]
         folded = fold(base, u, k, g, held)
         return torch.where((pending > 0)[:, None, None, None], folded, base.to(torch.float32))
 

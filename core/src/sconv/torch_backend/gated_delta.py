@@ -193,7 +193,7 @@ def _decays(g: Tensor, ancestors: Tensor | None) -> tuple[Tensor, Tensor]:
     """
     count = g.shape[2]
     if ancestors is None:
-        node = torch.arange(count, device=g.device)
+        node = torch.arange(count, dtype=torch.int64, device=g.device)
         later = (node[:, None] > node)[:, :, None]  # [j, s, 1]
         sums = torch.where(later, g[:, :, :, None], 0).cumsum(2)
         on_path = (node[:, None] >= node)[:, :, None]
@@ -262,7 +262,7 @@ def draft(
         _store(recurrent, layer_id, row, solved, state, ancestors, meta)
         return _packed(solved.out)
     assert meta.num_accept_tokens is not None
-    place = torch.arange(count, device=state.device)
+    place = torch.arange(count, dtype=torch.int64, device=state.device)
     kept = meta.num_accept_tokens
     if meta.tracks:
         taken = fold(state, solved.u, solved.k, solved.g, place < _track_tokens(meta)[:, None])
@@ -286,7 +286,7 @@ def _store(
     rows, count = meta.batch_size, row.q.shape[1]
     if records.takes_snapshots:
         kept = records.states[layer_id]
-        place = torch.arange(count, device=state.device)
+        place = torch.arange(count, dtype=torch.int64, device=state.device)
         for node in range(count):
             path = (place <= node).expand(rows, -1) if ancestors is None else ancestors[:, node]
             kept[:rows, node].copy_(fold(state, solved.u, solved.k, solved.g, path))
@@ -301,7 +301,7 @@ def _store(
         return
     slots = meta.safe_idx
     place = records.pending[layer_id].index_select(0, slots)[:, None] + torch.arange(
-        count, device=slots.device
+        count, dtype=torch.int64, device=slots.device
     )
     for held, new in fields:
         held[layer_id][slots[:, None], :, place] = new.transpose(1, 2).to(held.dtype)
@@ -332,7 +332,7 @@ def extend(
     heads, dv = state.shape[1:3]
     out = torch.zeros((total + 1, heads, dv), dtype=torch.float32, device=state.device)
     taken = state.clone() if meta.tracks else None
-    column = torch.arange(BLOCK, device=state.device)
+    column = torch.arange(BLOCK, dtype=torch.int64, device=state.device)
     order = length.argsort(descending=True, stable=True) if on_host else None
     lengths = sorted(length.tolist(), reverse=True) if on_host else []
     for first in range(0, longest, BLOCK):
@@ -410,7 +410,7 @@ def commit(
     rows = nodes.shape[0]
     snapshot_path = None if taken is None else records.paths(taken[0], tree=tree)
     path = records.paths(nodes, tree=tree)
-    row = torch.arange(rows, device=nodes.device)
+    row = torch.arange(rows, dtype=torch.int64, device=nodes.device)
     resumes = records.resumes[:rows]
     for layer_id in range(len(recurrent.layers)):
         if records.takes_snapshots:
@@ -450,7 +450,7 @@ def _with_log(path: Tensor, pending: Tensor | None, resumes: Tensor, places: int
     """Return ``[B, P]`` bool: what is pending of rows that resume, and the path behind it."""
     if pending is None:
         return path
-    place = torch.arange(places, device=path.device) - pending[:, None]  # [B, P]
+    place = torch.arange(places, dtype=torch.int64, device=path.device) - pending[:, None]  # [B, P]
     drafts = path.shape[1]
     on_path = path.gather(1, place.clamp(0, drafts - 1).to(torch.int64))
     return torch.where(place < 0, resumes[:, None], (place < drafts) & on_path)
@@ -470,7 +470,7 @@ def _append(
     assert recurrent.records is not None
     if tree:
         # A path's nodes move together; what is left behind them means nothing.
-        column = torch.arange(path.shape[1], device=path.device)
+        column = torch.arange(path.shape[1], dtype=torch.int64, device=path.device)
         order = (~path).to(torch.int32).argsort(dim=1, stable=True)
         origin, target = pending[:, None] + order, pending[:, None] + column
         for held in _fields(recurrent):

@@ -73,7 +73,7 @@ class StateTable:
         whole = all(number % VECTOR == 0 for row in rows for number in row)
         return cls(
             first,
-            torch.tensor(rows, dtype=torch.int64).to(first.device),
+            torch.tensor(rows, dtype=torch.int64, device="cpu").to(first.device),
             whole and first.data_ptr() % ALIGNMENT == 0,
         )
 
