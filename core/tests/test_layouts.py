@@ -260,7 +260,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         info = BackendInfo(
             "mine", "cpu", (1, 0), "here:create", lambda: state, can, availability=state
         )
-        monkeypatch.setattr("sconv.discovery.selection.backends", lambda: [info])
+        monkeypatch.setattr("sconv.discovery.selection.list_backends", lambda ask: [info])
         monkeypatch.setattr("sconv.engine.loading.resolve_factory", lambda info: kind)
 
     return install

@@ -63,7 +63,8 @@ def check_batch(
         "mamba_track_indices",
         "mamba_track_seqlens",
     ):
-        _check_vector(name, getattr(batch, name), (rows,), _INDEX, device)
+        if (value := getattr(batch, name)) is not None:
+            _check_vector(name, value, (rows,), _INDEX, device)
     _check_vector("mamba_track_mask", batch.mamba_track_mask, (rows,), (torch.bool,), device)
     if batch.mamba_track_indices is None and (
         batch.mamba_track_mask is not None or batch.mamba_track_seqlens is not None
@@ -71,7 +72,8 @@ def check_batch(
         raise BatchError("mamba_track_indices is missing: the mask and the lengths need the slots")
     per_row = batch.tokens_per_row or 0
     for name in ("parents", "next_token", "next_sibling"):
-        _check_vector(name, getattr(batch, name), (rows, per_row), _INDEX, device)
+        if (value := getattr(batch, name)) is not None:
+            _check_vector(name, value, (rows, per_row), _INDEX, device)
     if batch.forward_mode is ForwardMode.TARGET_VERIFY:
         _check_verify(batch, per_row, spec, pool)
     if values and values_are_checked(device):

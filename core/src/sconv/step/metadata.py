@@ -138,11 +138,11 @@ class MetadataBuffers:
         self._static = only is None
         self._device = device
         empty = self.allocate
-        self._cache_indices = empty(max_bs, dtype=torch.int32)
-        self._cache_mask = empty(max_bs, 1, 1, dtype=torch.bool)
-        self._safe_idx = empty(max_bs, dtype=torch.int64)
-        self._writes = empty(max_bs, dtype=torch.bool)
         if like is not None:
+            self._cache_indices = empty(max_bs, dtype=torch.int32)
+            self._cache_mask = empty(max_bs, 1, 1, dtype=torch.bool)
+            self._safe_idx = empty(max_bs, dtype=torch.int64)
+            self._writes = empty(max_bs, dtype=torch.bool)
             self._query_start_loc = like.query_start_loc.clone()
             self._has_initial_state = like.has_initial_state.clone()
             self._cu = like.cu.clone()
@@ -150,12 +150,21 @@ class MetadataBuffers:
             self._track_conv_indices = like.track_conv_indices.clone()
             self._track_cache_indices = like.track_cache_indices.clone()
         else:
-            self._query_start_loc = empty(max_bs + 1, dtype=torch.int32)
-            self._has_initial_state = empty(max_bs, dtype=torch.bool)
-            self._cu = empty(max_bs + 1, dtype=torch.int64)
-            self._si = empty(max_num_tokens, dtype=torch.int32)
-            self._track_conv_indices = empty(max_bs, spec.window_size, dtype=torch.int64)
-            self._track_cache_indices = empty(max_bs, dtype=torch.int64)
+            # One allocation for each dtype: on an accelerator an allocation costs more host time
+            # than all the views of it.
+            rows, sources = max_bs, max_bs * spec.window_size
+            longs = empty(3 * rows + 1 + sources, dtype=torch.int64)
+            self._safe_idx, self._cu, self._track_cache_indices, window_sources = (
+                longs.split_with_sizes([rows, rows + 1, rows, sources])
+            )
+            self._track_conv_indices = window_sources.view(rows, spec.window_size)
+            words = empty(2 * rows + 1 + max_num_tokens, dtype=torch.int32)
+            self._cache_indices, self._query_start_loc, self._si = words.split_with_sizes(
+                [rows, rows + 1, max_num_tokens]
+            )
+            flags = empty(3 * rows, dtype=torch.bool)
+            self._writes, self._has_initial_state, mask = flags.split_with_sizes([rows] * 3)
+            self._cache_mask = mask.view(rows, 1, 1)
         self._num_accept_tokens: Tensor | None = None
         if only is None or only.forward_mode is ForwardMode.DRAFT_EXTEND:
             self._num_accept_tokens = empty(max_bs, dtype=torch.int32)
