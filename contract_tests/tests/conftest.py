@@ -14,7 +14,7 @@ import torch
 import sconv
 from sconv.discovery.load_check import bind
 from sconv.discovery.observers import Observers
-from sconv.torch_backend.backend import TorchBackend
+from sconv.plugin import TorchBackend
 
 CORPUS = Path(__file__).parent / "corpus"
 BYTES = re.compile(rb"\{\{([0-9a-f ]+)\}\}")

@@ -14,12 +14,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 
 import sconv
 from sconv import ForwardMode
-from sconv.hookspecs import hookimpl
-from sconv.step.metadata import MetadataBuffers
+from sconv.plugin import MetadataBuffers, TorchBackend, hookimpl
 from sconv.testing.poison import PoisonedMemory
 from sconv.testing.process import SETTINGS
 from sconv.testing.recording import HostSyncError
-from sconv.torch_backend.backend import TorchBackend
 from sconv_contract import BackendContract
 from sconv_contract.behaviour.rule_marks import rule_of
 from sconv_contract.behaviour.subject import Subject

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sconv
-from sconv.torch_backend.backend import TorchBackend
+from sconv.plugin import TorchBackend
 from sconv_contract import BackendContract
 from sconv_contract.behaviour.subject import Subject
 

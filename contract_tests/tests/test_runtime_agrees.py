@@ -8,9 +8,9 @@ import tomllib
 
 import pytest
 
-from sconv.discovery.load_check import check_implementation
+from sconv import SconvError
 from sconv.discovery.selection import resolve_factory, select
-from sconv.errors import SconvError
+from sconv.plugin import check_implementation
 
 _numbers = itertools.count()
 

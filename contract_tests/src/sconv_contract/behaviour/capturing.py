@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from sconv.engine import graphs
-from sconv.engine.graphs import has_graphs
+import sconv
+from sconv import has_graphs
 from sconv.testing.recording import record
 
 __all__ = ["capture", "has_graphs"]
@@ -32,7 +32,7 @@ def capture(device: torch.device, step: Callable[[], Any]) -> tuple[Callable[[],
             step()
     # A device may watch a capture for more: work on the host, which no capture sees.
     watched = getattr(module, "watched_capture", nullcontext)
-    captured = graphs.capture(device, step, warm_ups=0, around=watched)
+    captured = sconv.capture(device, step, warm_ups=0, around=watched)
     return captured.replay, captured.result
 
 

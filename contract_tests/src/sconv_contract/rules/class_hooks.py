@@ -33,15 +33,14 @@ class UnknownHook(Rule[ClassSubject]):
     scope = ClassSubject
 
     def check(self, subject: ClassSubject) -> Iterator[Finding]:
-        for _, methods in subject.with_hooks:
-            for hook, variants in implemented(methods).items():
-                if hook not in subject.hooks:
-                    yield self.found(
-                        where_of(variants[0]),
-                        f"{variants[0].name}() implements a hook {hook!r} that does not exist"
-                        f"{did_you_mean(hook, subject.hooks)}",
-                        hook=hook,
-                    )
+        for hook, variants in subject.implemented:
+            if hook not in subject.hooks:
+                yield self.found(
+                    where_of(variants[0]),
+                    f"{variants[0].name}() implements a hook {hook!r} that does not exist"
+                    f"{did_you_mean(hook, subject.hooks)}",
+                    hook=hook,
+                )
 
 
 class MissingMarker(Rule[ClassSubject]):
@@ -133,15 +132,14 @@ class ImplementedTwice(Rule[ClassSubject]):
     scope = ClassSubject
 
     def check(self, subject: ClassSubject) -> Iterator[Finding]:
-        for _, methods in subject.with_hooks:
-            for hook, variants in implemented(methods).items():
-                names = dict.fromkeys(method.name for method in variants)
-                if hook in subject.hooks and len(names) > 1:
-                    yield self.found(
-                        where_of(variants[-1]),
-                        f"{hook} is implemented by {' and '.join(names)}",
-                        hook=hook,
-                    )
+        for hook, variants in subject.implemented:
+            names = dict.fromkeys(method.name for method in variants)
+            if hook in subject.hooks and len(names) > 1:
+                yield self.found(
+                    where_of(variants[-1]),
+                    f"{hook} is implemented by {' and '.join(names)}",
+                    hook=hook,
+                )
 
 
 class MarkerOption(Rule[ClassSubject]):
@@ -157,13 +155,12 @@ class MarkerOption(Rule[ClassSubject]):
     scope = ClassSubject
 
     def check(self, subject: ClassSubject) -> Iterator[Finding]:
-        for _, methods in subject.with_hooks:
-            for hook, variants in implemented(methods).items():
-                for method in variants if hook in subject.hooks else ():
-                    for option in ("wrapper", "hookwrapper", "optionalhook"):
-                        if method.options.get(option):
-                            what = f"{hook} is marked with {option}"
-                            yield self.found(where_of(method), what, hook=hook)
+        for hook, variants in subject.implemented:
+            for method in variants if hook in subject.hooks else ():
+                for option in ("wrapper", "hookwrapper", "optionalhook"):
+                    if method.options.get(option):
+                        what = f"{hook} is marked with {option}"
+                        yield self.found(where_of(method), what, hook=hook)
 
 
 RULES: Final = (

@@ -109,17 +109,22 @@ class ClassSubject:
         """The variants that have hooks: without any, a class is some helper, and not checked."""
         return [one for one in self.variants if self.whole or _marks_hooks(one[1])]
 
+    @property
+    def implemented(self) -> Iterator[tuple[str, list[Method]]]:
+        """The names that its marked methods implement, each with these methods."""
+        for _, methods in self.with_hooks:
+            yield from implemented(methods).items()
+
     def implementations(self) -> Iterator[Implementation]:
         """Yield its implementations of hooks, as far as they can be followed."""
         seen: set[tuple[str, int]] = set()
-        for _, methods in self.with_hooks:
-            for hook, variants in implemented(methods).items():
-                for method in variants if hook in self.hooks else ():
-                    observes = method.options.get("wrapper") or method.options.get("hookwrapper")
-                    if method.unknown or observes or (hook, id(method)) in seen:
-                        continue
-                    seen.add((hook, id(method)))
-                    yield Implementation(self.hooks[hook], method)
+        for hook, variants in self.implemented:
+            for method in variants if hook in self.hooks else ():
+                observes = method.options.get("wrapper") or method.options.get("hookwrapper")
+                if method.unknown or observes or (hook, id(method)) in seen:
+                    continue
+                seen.add((hook, id(method)))
+                yield Implementation(self.hooks[hook], method)
 
 
 @dataclass(frozen=True)

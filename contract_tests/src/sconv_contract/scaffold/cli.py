@@ -11,7 +11,7 @@ from typing import Final
 
 from sconv.cli.terminal import CommandParser
 from sconv.discovery.name_conflicts import OWNERS, RESERVED
-from sconv.messages import one_line_error
+from sconv.plugin import one_line_error
 
 from . import write_plugin
 

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from sconv.errors import SconvError
+from sconv import SconvError
 
 __all__ = ["TargetError", "read_text", "read_toml", "table"]
 
