@@ -19,6 +19,7 @@ __all__ = ["DISCOVERY", "IN_GRAPH", "STEP", "Hook", "tensor_fields"]
 IN_GRAPH: Final = frozenset(
     {
         "conv_state_metadata",
+        "gated_delta",
         "init_forward_metadata_in_graph",
         "short_conv",
         "short_conv_group",
