@@ -91,7 +91,7 @@ def test_a_fault_in_it_is_reported_by_rule(plugin):
     backend = plugin / "src" / "sconv_my_npu" / "backend.py"
     text = backend.read_text().replace(
         '    """Plain torch until a kernel takes its place."""\n',
-        "    def _append(self, x, state, old, meta):\n        pass\n",
+        "    def _decode(self, x, conv, state, meta):\n        return x.clone()\n",
     )
     backend.write_text(text)
     done = _sconv(

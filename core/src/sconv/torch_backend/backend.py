@@ -206,11 +206,10 @@ class TorchBackend(PluginBackend):
         self, x: Tensor, conv: ConvParams, state: StateRows, meta: ShortConvMetadata
     ) -> Tensor:
         old = self._read_once(state, meta)  # [B, K-1, D]
-        if meta.may_start_afresh:
-            old = torch.where(meta.cache_mask, old, 0)
+        fresh = torch.where(meta.cache_mask, old, 0) if meta.may_start_afresh else old
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        convolve_step(old, x, conv, out=y)
-        state.append(x, old, meta)
+        convolve_step(fresh, x, conv, out=y)
+        state.append(x, old, fresh, meta)
         return y
 
     def _read_once(self, state: StateRows, meta: ShortConvMetadata) -> Tensor:

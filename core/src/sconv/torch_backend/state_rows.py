@@ -80,18 +80,19 @@ class StateRows:
             return
         self._words.index_copy_(0, rows, self._as_words(values))
 
-    def append(self, x: Tensor, old: Tensor, meta: ShortConvMetadata) -> None:
+    def append(self, x: Tensor, old: Tensor, fresh: Tensor, meta: ShortConvMetadata) -> None:
         """Advance windows by one token per row, and take the snapshots that are due.
 
         Args:
             x: ``[B, D]`` tokens.
             old: ``[B, K-1, D]``, what the rows hold.
+            fresh: The same, zero where a row starts afresh.
             meta: The step.
         """
         if not meta.tracks and not meta.padded:
-            self._shift(meta.safe_idx, old, x.to(old.dtype))
+            self._shift(meta.safe_idx, fresh, x.to(old.dtype))
             return
-        new = torch.cat([old[:, 1:], x.to(old.dtype)[:, None]], dim=1)
+        new = torch.cat([fresh[:, 1:], x.to(old.dtype)[:, None]], dim=1)
         if meta.tracks:
             self._snapshot(meta, new)
         self.write(meta.safe_idx, torch.where(meta.writes[:, None, None], new, old))

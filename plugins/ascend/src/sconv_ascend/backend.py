@@ -5,6 +5,7 @@ What it changes is that forms which are fast on a host are slow on an NPU.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from sconv import ShortConvMetadata
@@ -27,8 +28,9 @@ class AscendBackend(TorchBackend):
         self, x: Tensor, conv: ConvParams, state: StateRows, meta: ShortConvMetadata
     ) -> Tensor:
         old = state.read(meta.safe_idx)
-        y = convolve_step(old, x, conv)
-        state.append(x, old, meta)
+        fresh = torch.where(meta.cache_mask, old, 0) if meta.may_start_afresh else old
+        y = convolve_step(fresh, x, conv)
+        state.append(x, old, fresh, meta)
         return y
 
     def _convolve(self, inputs: Tensor, conv: ConvParams, out: Tensor) -> None:

@@ -82,7 +82,8 @@ class CpuBackend(TorchBackend):
         kept.taps.copy_(conv.weight)
         y = onednn.convolve_image(kept.image, kept.kernel).view(x.shape)
         if meta.tracks or meta.padded:
-            state.append(x, old, meta)
+            # Rows that write nothing are in the dummy, which may hold anything on a host.
+            state.append(x, old, old, meta)
         else:
             state.write(meta.safe_idx, kept.after)
         return y
