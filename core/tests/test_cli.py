@@ -38,7 +38,7 @@ def test_backends_table(site, capsys, monkeypatch):
         "cpu   sconv-plugin-cpu  1.0      1.0       cpu     available (priority 0)",
         "idle  sconv-idle        1.0      1.0       cpu     unavailable: no device",
         "old   sconv-old         1.0      0.4       cpu     broken: it keeps contract 0.4 and"
-        " sconv-core has 1.0: upgrade the plugin",
+        " sconv-core has 1.1: upgrade the plugin",
         "torn  sconv-torn        1.0      -         -       broken: cannot import"
         " 'sconv_torn_plugin:plugin': OSError: no driver",
     ]

@@ -174,12 +174,13 @@ def test_the_bytes_are_those_of_the_columns(
                 max_draft_tokens=drafts,
             )
             dense, dedup, inputs = (make_windows(layout, spec, CPU) for layout in LAYOUTS)
-            paths = inputs.paths.numel() * 4
+            assert inputs.paths is not None and inputs.resumes is not None
+            notes = inputs.paths.numel() * 4 + inputs.resumes.numel()
             assert paths == 6 * drafts * (kernel_size - 1) * 4
             whole = drafts * (kernel_size - 1)
             assert dense.nbytes == 6 * whole * 15 * dtype.itemsize
             assert Fraction(dedup.nbytes, dense.nbytes) == Fraction(drafts + kernel_size - 2, whole)
-            assert Fraction(inputs.nbytes - paths, dense.nbytes) == Fraction(1, kernel_size - 1)
+            assert Fraction(inputs.nbytes - notes, dense.nbytes) == Fraction(1, kernel_size - 1)
             for windows in (dense, dedup, inputs):
                 assert windows.nbytes == 6 * windows.row_nbytes(spec)
 

@@ -12,7 +12,8 @@ __all__ = ["has", "node_bits", "paths", "paths_of"]
 
 def node_bits(count: int, device: torch.device) -> Tensor:
     """Return ``[count]`` int64, the bit of each node. Out of graph."""
-    return torch.ones(count, dtype=torch.int64, device=device) << torch.arange(count, device=device)
+    bit = torch.arange(count, dtype=torch.int64, device=device)
+    return torch.ones(count, dtype=torch.int64, device=device) << bit
 
 
 def paths_of(ancestors: Tensor, bits: Tensor) -> Tensor:
