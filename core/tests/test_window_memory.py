@@ -174,9 +174,10 @@ def test_the_bytes_are_those_of_the_columns(
                 max_draft_tokens=drafts,
             )
             dense, dedup, inputs = (make_windows(layout, spec, CPU) for layout in LAYOUTS)
-            assert inputs.paths is not None and inputs.resumes is not None
+            assert inputs.paths is not None
+            assert inputs.resumes is not None
             notes = inputs.paths.numel() * 4 + inputs.resumes.numel()
-            assert paths == 6 * drafts * (kernel_size - 1) * 4
+            assert notes == 6 * drafts * (kernel_size - 1) * 4 + 6
             whole = drafts * (kernel_size - 1)
             assert dense.nbytes == 6 * whole * 15 * dtype.itemsize
             assert Fraction(dedup.nbytes, dense.nbytes) == Fraction(drafts + kernel_size - 2, whole)
