@@ -150,20 +150,24 @@ class MetadataBuffers:
             self._track_conv_indices = like.track_conv_indices.clone()
             self._track_cache_indices = like.track_cache_indices.clone()
         else:
-            # One allocation for each dtype: on an accelerator an allocation costs more host time
-            # than all the views of it.
+            # One allocation: on an accelerator it costs more host time than the views of it.
             rows, sources = max_bs, max_bs * spec.window_size
-            longs = empty(3 * rows + 1 + sources, dtype=torch.int64)
-            self._safe_idx, self._cu, self._track_cache_indices, window_sources = (
-                longs.split_with_sizes([rows, rows + 1, rows, sources])
-            )
+            word_pairs = (2 * rows + 2 + max_num_tokens) // 2
+            flag_groups = (3 * rows + 7) // 8
+            memory = empty(3 * rows + 1 + sources + word_pairs + flag_groups, dtype=torch.int64)
+            (
+                self._safe_idx, self._cu, self._track_cache_indices, window_sources, words, flags,
+            ) = memory.split_with_sizes(
+                [rows, rows + 1, rows, sources, word_pairs, flag_groups]
+            )  # fmt: skip
             self._track_conv_indices = window_sources.view(rows, spec.window_size)
-            words = empty(2 * rows + 1 + max_num_tokens, dtype=torch.int32)
-            self._cache_indices, self._query_start_loc, self._si = words.split_with_sizes(
-                [rows, rows + 1, max_num_tokens]
+            words, flags = words.view(torch.int32), flags.view(torch.bool)
+            self._cache_indices, self._query_start_loc, self._si, _ = words.split_with_sizes(
+                [rows, rows + 1, max_num_tokens, 2 * word_pairs - 2 * rows - 1 - max_num_tokens]
             )
-            flags = empty(3 * rows, dtype=torch.bool)
-            self._writes, self._has_initial_state, mask = flags.split_with_sizes([rows] * 3)
+            self._writes, self._has_initial_state, mask, _ = flags.split_with_sizes(
+                [rows, rows, rows, 8 * flag_groups - 3 * rows]
+            )
             self._cache_mask = mask.view(rows, 1, 1)
         self._num_accept_tokens: Tensor | None = None
         if only is None or only.forward_mode is ForwardMode.DRAFT_EXTEND:

@@ -228,7 +228,10 @@ class Launcher:
             return tuple(arguments)
         return tuple(
             [
-                value.data_ptr()
+                # Numbers first: of all questions this one costs least.
+                value
+                if type(value) is int
+                else value.data_ptr()
                 if isinstance(value, Tensor)
                 else self.freeze(value)
                 if isinstance(value, tuple)

@@ -15,6 +15,10 @@ from .metadata_fields import resolve_slots, resolve_targets, store_rows, store_s
 
 __all__ = ["ragged_metadata"]
 
+#: Rows of at most SHORT tokens write the rows of these themselves, COLUMNS at a time.
+SHORT = tl.constexpr(32)
+COLUMNS = tl.constexpr(8)
+
 
 @kernel
 def ragged_metadata(
@@ -95,8 +99,8 @@ def ragged_metadata(
     stop = begin + tl.cumsum(length, 0)
     end = begin + tl.sum(length, 0)
 
+    start = stop - length
     if share == 0:
-        start = stop - length
         if first == 0:
             tl.store(bounds_out_index, 0)
             tl.store(cu_out_index, tl.zeros([], tl.int64))
@@ -116,6 +120,17 @@ def ragged_metadata(
         # Tokens past the last row count as its own.
         end = tokens
     end = tl.minimum(end, tokens)
+    owned = tl.minimum(tl.where(row == rows - 1, tokens, stop), tokens) - start
+    longest = tl.max(tl.where(there, owned, 0), 0)
+    if (longest <= SHORT) & (rows > 0):
+        # Each row writes its own tokens: no token has to look for its row.
+        for passed_over in range(share * COLUMNS, longest, shares * COLUMNS):
+            place = passed_over + tl.arange(0, COLUMNS)
+            inside = there[:, None] & (place[None, :] < owned[:, None])
+            owners = row[:, None] + tl.zeros([1, COLUMNS], tl.int32)
+            tl.store(token_rows_out_index + start[:, None] + place[None, :], owners, mask=inside)
+        # The loop below finds nothing left to do.
+        begin = end
     for piece in range(begin + share * PIECE, end, shares * PIECE):
         piece_end = tl.minimum(piece + PIECE, end)
         # Most pieces of a long row are in no other one, which the ends of the piece tell.

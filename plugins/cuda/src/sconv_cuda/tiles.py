@@ -104,4 +104,6 @@ def fit(tile: Tile, widest: int) -> Tile:
     block, warps = tile.block, tile.warps
     while block > _SMALLEST and block >= 2 * widest:
         block, warps = block // 2, max(warps // 2, 1)
+    if block == tile.block:
+        return tile
     return replace(tile, block=block, warps=warps)
