@@ -36,7 +36,7 @@ class Case:
         return np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
 
     def resumes(self, row: int) -> bool:
-        return self.mode in ("decode", "verify") or self.before[row] > 0
+        return self.before[row] > 0
 
 
 class Table:
