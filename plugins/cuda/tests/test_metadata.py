@@ -52,6 +52,29 @@ def test_metadata_equals_that_of_the_dense_backend(
         assert torch.equal(one, other), f"{field.name}: {one} instead of {other} for {batch}"
 
 
+@pytest.mark.parametrize("longest", [0, 7, 8, 32, 33])
+@pytest.mark.parametrize("tail", [0, 3, 40])
+def test_rows_of_tokens_are_right_on_both_sides_of_a_short_row(
+    load: Load, device: torch.device, longest: int, tail: int
+) -> None:
+    """Short rows write their own tokens, longer ones look them up; the last has the tail too."""
+    backend = load(
+        sconv.StateSpec(
+            num_layers=1, streams=[sconv.Stream("s", 8)], kernel_size=4, num_slots=8, max_requests=8
+        )
+    )
+    lengths = torch.tensor([3, longest, 0, 1, 2], device=device)
+    tokens = int(lengths.sum()) + tail
+    slots = torch.arange(1, 6, device=device)
+    batch = ForwardBatch.extend(
+        None, lengths, torch.zeros_like(lengths), num_tokens=tokens, slots=slots
+    )
+    found = _filled(backend, batch).si
+    expected = torch.arange(5, device=device).repeat_interleave(lengths)
+    assert found[: tokens - tail].tolist() == expected.tolist()
+    assert (found[tokens - tail :] == 4).all()
+
+
 def test_a_long_batch_and_a_long_row_are_resolved_in_one_launch(
     load: Load, device: torch.device
 ) -> None:
