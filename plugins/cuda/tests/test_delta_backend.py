@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import sconv
-from sconv import ForwardBatch, GatedDelta, SpecError, StateSpec, Stream
+from sconv import BatchError, ForwardBatch, GatedDelta, SpecError, StateSpec, Stream
 from sconv.reference import gated_delta as oracle
 from sconv.testing.harness import assert_same_bits
 
@@ -213,3 +213,15 @@ def test_warmup_walks_through_all_modes(load: Load) -> None:
     backend, before = _ready(load, "channel")
     backend.warmup()
     assert_same_bits(_states(backend), before[1], "state")
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_a_number_of_drafts_that_is_not_a_power_of_two_is_refused(load: Load, gate: str) -> None:
+    backend, _ = _ready(load, gate)
+    rows = torch.tensor([1, 2], device=backend.device)
+    backend.pool.assign([1, 2], backend.pool.alloc(2))
+    prepared = ForwardBatch.target_verify(rows, draft_token_num=4)
+    backend.init_forward_metadata(prepared)
+    with pytest.raises(BatchError, match="verifies 1, 2, 4, 8, 16 or 32 draft tokens a row"):
+        backend.init_forward_metadata(ForwardBatch.target_verify(rows, draft_token_num=3))
+    assert backend.conv_state_metadata(0, prepared).batch is prepared

@@ -68,6 +68,12 @@ class CudaBackend(PluginBackend):
         if self._delta is not None:
             self._delta.reserve(buffers.max_bs)
 
+    def _plan(self, batch: ForwardBatch) -> int:
+        tokens = super()._plan(batch)
+        if self._delta is not None:
+            self._delta.check(batch)
+        return tokens
+
     def _begin(self, batch: ForwardBatch) -> None:
         super()._begin(batch)
         if batch.forward_mode is ForwardMode.TARGET_VERIFY:

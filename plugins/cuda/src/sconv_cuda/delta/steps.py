@@ -5,7 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sconv import ConvStatePool, ForwardMode, ShortConvMetadata, SpecError, StateSpec
+from sconv import (
+    BatchError,
+    ConvStatePool,
+    ForwardBatch,
+    ForwardMode,
+    ShortConvMetadata,
+    SpecError,
+    StateSpec,
+)
 from sconv.plugin import DeltaRecords, RecurrentState
 
 from ..launch import Launcher
@@ -61,6 +69,21 @@ class DeltaSteps:
         self._paths = torch.empty(0, dtype=torch.int32, device=pool.device)
         self._bits = node_bits(spec.max_draft_tokens, pool.device)
         self.reserve(spec.max_requests)
+
+    def check(self, batch: ForwardBatch) -> None:
+        """Refuse a verify step that the kernels are not known to be right for.
+
+        Raises:
+            BatchError: Its rows have 3 draft tokens, say: on an H200 the outputs of 3 were wrong,
+                and only powers of two were compared with float64 there.
+        """
+        drafts = batch.tokens_per_row or 1
+        if batch.forward_mode is ForwardMode.TARGET_VERIFY and drafts & (drafts - 1):
+            raise BatchError(
+                f"draft_token_num={drafts}: with a recurrent state the CUDA backend verifies 1, 2, "
+                f"4, 8, 16 or {MOST_DRAFTS} draft tokens a row; give that many, and commit the "
+                "last one that counts"
+            )
 
     @property
     def _recurrent(self) -> RecurrentState:
