@@ -69,6 +69,7 @@ def test_it_keeps_every_rule_of_behaviour(plugin, monkeypatch):
     assert report["not_asked"] == {}
 
 
+@pytest.mark.slow
 def test_it_keeps_the_rules_on_the_device_that_it_is_for(plugin):
     """Step 1 of its README, and nothing else: rules that meet padded and short rows, and graphs.
 
@@ -87,6 +88,7 @@ def test_it_keeps_the_rules_on_the_device_that_it_is_for(plugin):
     assert json.loads(done.stdout)["rules"] == dict.fromkeys(rules, "kept")
 
 
+@pytest.mark.slow
 def test_a_fault_in_it_is_reported_by_rule(plugin):
     backend = plugin / "src" / "sconv_my_npu" / "backend.py"
     text = backend.read_text().replace(

@@ -20,6 +20,7 @@ pytest.importorskip("sconv_contract", reason="the suite is in sconv-contract, ne
 from sconv_contract import BackendContract
 from sconv_contract.behaviour.graphs import Graphs
 from sconv_contract.behaviour.modes import Modes
+from sconv_contract.behaviour.process import Process
 from sconv_contract.behaviour.rule_marks import rule_of
 
 
@@ -33,7 +34,8 @@ class TestContract(BackendContract):
     ) -> Callable[..., sconv.Backend]:
         if device.type == "cpu":
             name = request.function.__name__
-            if hasattr(Graphs, name) and rule_of(request.function) != "SCV445":
+            recorded = hasattr(Graphs, name) or hasattr(Process, name)
+            if recorded and rule_of(request.function) != "SCV445":
                 pytest.skip("a step that Triton interprets cannot be recorded: this needs a GPU")
             if hasattr(Modes, name):
                 pytest.skip("the interpreter is slow, and test_modes_oracle draws the same steps")

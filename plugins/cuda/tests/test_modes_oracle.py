@@ -71,6 +71,7 @@ def test_a_step_equals_the_oracle(
     harness.run(data.draw(steps(harness.backend.spec, harness.live, mode)))
 
 
+@pytest.mark.slow
 @few
 @given(data=st.data())
 def test_a_schedule_of_steps_equals_the_oracle(
@@ -81,6 +82,7 @@ def test_a_schedule_of_steps_equals_the_oracle(
         harness.run(data.draw(steps(harness.backend.spec, harness.live, mode)))
 
 
+@pytest.mark.slow
 @few
 @given(data=st.data())
 def test_verify_and_commit_equal_the_oracle(
@@ -127,6 +129,7 @@ def test_verify_and_commit_equal_the_oracle(
     )
 
 
+@pytest.mark.slow
 @few
 @given(data=st.data())
 def test_adopted_memory_equals_the_oracle(
