@@ -183,7 +183,8 @@ class MetadataBuffers:
         """Return the bytes of one row and its tokens, of buffers that any step may use.
 
         With as many tokens per row as the spec has draft tokens, so that ``rows`` rows take
-        ``rows * row_nbytes(spec)`` bytes, and 16 more for the ends of the prefix sums.
+        ``rows * row_nbytes(spec)`` bytes, and at most 27 more for the ends of the prefix sums and
+        for rounding.
         """
         # Per row: five of int64, three of int32, three of bool, and the window of a snapshot.
         row = 5 * 8 + 3 * 4 + 3 + 8 * spec.window_size
