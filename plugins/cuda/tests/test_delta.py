@@ -14,6 +14,9 @@ pytest.importorskip("triton", reason="the kernels need triton, which has wheels 
 
 from sconv.testing.harness import assert_same_bits
 
+# Interpreted kernels are slow; test_delta_backend.py asks the same of the hook.
+pytestmark = pytest.mark.slow
+
 FLOAT32 = 1e-6
 #: Outputs are rounded to bfloat16; 2^-9 is the most that one of them can be off.
 BFLOAT16_OUTPUT = 2e-3
